@@ -1,0 +1,48 @@
+// The one exception type. Its kind is the exit code; its message says what went wrong, where, what
+// was expected, and what to do about it.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "base/exit_code.h"
+
+namespace tandem {
+
+// The parts of an error message. `what` is required; the others are left out when empty.
+struct ErrorText {
+  std::string what;      // "header length 18446744073709551615 exceeds the file size 1024"
+  std::string where;     // "model-00001.safetensors", "job.yaml:12: scheduler.page_tokens"
+  std::string expected;  // "a power of two from 4 to 256"
+  std::string remedy;    // "download the file again"
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ExitCode code, ErrorText text);
+
+  ExitCode code() const { return code_; }
+  const ErrorText& text() const { return text_; }
+
+ private:
+  ExitCode code_;
+  ErrorText text_;
+};
+
+// Builds "<where>: <what>; expected <expected>; <remedy>".
+std::string format_error(const ErrorText& text);
+
+// Broken invariants: always on, throws Error{kInternal} with expression, file and line.
+[[noreturn]] void check_failed(const char* expression, const char* file, int line,
+                               const std::string& detail);
+
+}  // namespace tandem
+
+#define TANDEM_CHECK(condition, ...)                                                         \
+  do {                                                                                       \
+    if (!(condition)) [[unlikely]]                                                           \
+      ::tandem::check_failed(#condition, __FILE__, __LINE__, ::fmt::format("" __VA_ARGS__)); \
+  } while (false)
