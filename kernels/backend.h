@@ -1,0 +1,44 @@
+// One compute device as the rest of the program sees it: memory, ordering, identity. Operators
+// (kernels/ops/*.h) take a Backend as their first argument and run in its order: an operator sees
+// the results of everything enqueued before it. The CPU backend runs at once; a device backend
+// enqueues on its stream, so nothing may be read on the host before synchronize().
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace tandem {
+
+enum class BackendKind { kCpu, kCuda };
+
+struct BackendOptions {
+  int num_threads = 0;  // CPU worker threads of this rank; 0: OMP_NUM_THREADS or the cores allowed
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual BackendKind kind() const = 0;
+  // For the passport: "cpu AVX3_ZEN4 (runtime dispatch), 8 threads".
+  virtual std::string description() const = 0;
+  virtual int num_threads() const = 0;
+
+  // `bytes` of device-visible memory, 256-byte aligned, not initialised, every page present (so
+  // that running out of memory shows now and not in the middle of the night). Throws
+  // Error{kDoesNotFit}. Only for start-up: nothing allocates inside a step.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void deallocate(void* data, std::size_t bytes) noexcept = 0;
+
+  virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
+  virtual void zero(void* destination, std::size_t bytes) = 0;
+  virtual void synchronize() = 0;
+};
+
+// Throws Error{kConfiguration} for a backend that is not compiled in or finds no device.
+std::unique_ptr<Backend> make_backend(BackendKind kind, const BackendOptions& options);
+// The default: CUDA where it is compiled in and a device is there, otherwise CPU.
+BackendKind default_backend();
+
+}  // namespace tandem

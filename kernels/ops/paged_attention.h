@@ -1,0 +1,37 @@
+// Causal softmax attention over paged keys and values, grouped queries, optional output gate.
+//   s_j = (q . k_j) * scale,  first_index <= j <= positions[row];   o = sum softmax(s)_j v_j
+//   out = o * sigmoid(gate)   when a gate is given
+// The context is reduced in partitions of kAttentionPartition tokens counted from index 0; inside a
+// partition and over the partitions the order is fixed, so a row's value depends on its own query
+// and its own keys only: not on the page size, the other rows, or the rows of its segment.
+#pragma once
+
+#include <cstdint>
+
+#include "base/types.h"
+#include "kernels/backend.h"
+#include "kernels/ops/attention_prep.h"
+#include "kernels/ops/batch_view.h"
+
+namespace tandem::ops {
+
+inline constexpr int kAttentionPartition = 256;
+
+struct PagedAttentionArgs {
+  BatchView batch;
+  const void* q = nullptr;  // [rows, num_heads, head_dim]
+  // Gate of row r, head h, dimension d at gate[(r * num_heads + h) * gate_head_stride + d];
+  // nullptr: no gate.
+  const void* gate = nullptr;
+  std::int64_t gate_head_stride = 0;
+  DType dtype = DType::kBF16;  // of q, gate, out
+  int num_heads = 0;           // of this rank; head h reads KV head h / (num_heads / num_kv_heads)
+  float scale = 1.0f;
+  int first_index = 0;  // smallest cache index that holds an entry
+  KvPages pages;
+  void* out = nullptr;  // [rows, num_heads, head_dim]
+};
+
+void paged_attention(Backend& backend, const PagedAttentionArgs& args);
+
+}  // namespace tandem::ops
