@@ -1,0 +1,56 @@
+// The reference decoder of every weight format, in plain C++: what the optimized kernels are tested
+// against, and how weights in a format without a kernel are widened while loading.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/quant_format.h"
+
+namespace tandem {
+
+// The raw bytes of one weight. Nothing is owned; `codes` and `scales` need no alignment.
+//   W[n, k] = decode(code[n, k]) * scale[n / block_rows, k / block_cols] * global_scale
+// with the block row counted inside each matrix of a stack.
+struct QuantizedWeight {
+  std::string name;  // for messages
+  WeightFormat format = WeightFormat::kBf16;
+  std::int64_t rows = 0;  // all matrices together
+  std::int64_t cols = 0;
+  std::int64_t matrix_rows = 0;
+  std::int64_t block_rows = 1;
+  std::int64_t block_cols = 1;
+  const std::byte* codes = nullptr;  // [rows, cols] elements, 4-bit formats [rows, cols / 2] bytes
+  const std::byte* scales =
+      nullptr;  // [num_matrices * ceil(matrix_rows/block_rows), ceil(cols/block_cols)]
+  DType scale_dtype = DType::kF32;  // F32, BF16, F16, E4M3 (NVFP4) or E8M0
+  float global_scale = 1.0f;        // multiply convention
+};
+
+std::int64_t code_row_bytes(WeightFormat format, std::int64_t cols);
+std::int64_t num_scale_rows(const QuantizedWeight& w);
+std::int64_t num_scale_cols(const QuantizedWeight& w);
+
+// out[(n - row_begin) * cols + k] = W[n, k] for row_begin <= n < row_end.
+void dequantize_rows(const QuantizedWeight& w, std::int64_t row_begin, std::int64_t row_end,
+                     float* out);
+// The same for columns [col_begin, col_end); `codes` still holds whole rows.
+void dequantize_block(const QuantizedWeight& w, std::int64_t row_begin, std::int64_t row_end,
+                      std::int64_t col_begin, std::int64_t col_end, float* out);
+
+// NaN codes, and scales that are NaN, infinite, negative or zero, each named with the tensor and
+// its place. Empty if the weight is sound.
+std::vector<std::string> scan_weight(const QuantizedWeight& w);
+
+// One weight read whole into memory, its second-level scale in the multiply convention.
+struct LoadedWeight {
+  QuantizedWeight view;  // points into the vectors below
+  std::vector<std::byte> codes;
+  std::vector<std::byte> scales;
+};
+// Throws Error{kConfiguration} if a scale is not usable (see scan_weight).
+LoadedWeight load_weight(const Checkpoint& checkpoint, const WeightLayout& layout);
+
+}  // namespace tandem
