@@ -11,8 +11,8 @@ std::string format_error(const ErrorText& text) {
   return out;
 }
 
-Error::Error(ExitCode code, ErrorText text)
-    : std::runtime_error(format_error(text)), code_(code), text_(std::move(text)) {}
+Error::Error(ExitCode code, ErrorText text, ErrorScope scope)
+    : std::runtime_error(format_error(text)), code_(code), text_(std::move(text)), scope_(scope) {}
 
 void check_failed(const char* expression, const char* file, int line, const std::string& detail) {
   throw Error(ExitCode::kInternal,

@@ -20,16 +20,22 @@ struct ErrorText {
   std::string remedy;    // "download the file again"
 };
 
+// Who throws it. An error that the ranks agreed on is thrown by all of them with the same text, and
+// only rank 0 prints it.
+enum class ErrorScope { kThisRank, kAllRanks };
+
 class Error : public std::runtime_error {
  public:
-  Error(ExitCode code, ErrorText text);
+  Error(ExitCode code, ErrorText text, ErrorScope scope = ErrorScope::kThisRank);
 
   ExitCode code() const { return code_; }
   const ErrorText& text() const { return text_; }
+  ErrorScope scope() const { return scope_; }
 
  private:
   ExitCode code_;
   ErrorText text_;
+  ErrorScope scope_;
 };
 
 // Builds "<where>: <what>; expected <expected>; <remedy>".
