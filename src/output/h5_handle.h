@@ -1,10 +1,9 @@
 // HDF5 identifiers that close themselves, and the check that turns HDF5's error stack into an
-// Error. Includes hdf5.h: only .cpp files of output/ may include this header, except for
-// hdf5_version.h.
+// Error. Spells hid_t and herr_t as the integers they are (checked in the .cpp), so that hdf5.h
+// stays out of headers.
 #pragma once
 
-#include <hdf5.h>
-
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -15,37 +14,32 @@ namespace tandem {
 // Owns one identifier together with the function that closes it.
 class H5Handle {
  public:
-  using Closer = herr_t (*)(hid_t);
+  using Closer = int (*)(std::int64_t);
 
   H5Handle() = default;
-  H5Handle(hid_t id, Closer closer) : id_(id), closer_(closer) {}
+  H5Handle(std::int64_t id, Closer closer) : id_(id), closer_(closer) {}
   H5Handle(H5Handle&& other) noexcept
-      : id_(std::exchange(other.id_, H5I_INVALID_HID)), closer_(other.closer_) {}
-  H5Handle& operator=(H5Handle&& other) noexcept {
-    if (this != &other) {
-      reset();
-      id_ = std::exchange(other.id_, H5I_INVALID_HID);
-      closer_ = other.closer_;
-    }
-    return *this;
-  }
+      : id_(std::exchange(other.id_, kInvalid)), closer_(other.closer_) {}
+  H5Handle& operator=(H5Handle&& other) noexcept;
   ~H5Handle() { reset(); }
 
-  hid_t get() const { return id_; }
+  std::int64_t get() const { return id_; }
+  bool valid() const { return id_ >= 0; }
   // Closes now and throws on failure: for files, where closing writes.
   void close(const std::string& where);
 
  private:
+  static constexpr std::int64_t kInvalid = -1;
   void reset() noexcept;
 
-  hid_t id_ = H5I_INVALID_HID;
+  std::int64_t id_ = kInvalid;
   Closer closer_ = nullptr;
 };
 
-// Makes HDF5 keep its error stack for us instead of printing it. Called by every entry point.
+// Makes HDF5 keep its error stack for us instead of printing it (per thread, so at every entry).
 void h5_silence_errors();
 
-// HDF5's error stack as one line, innermost cause last; clears it.
+// HDF5's error stack of this thread as one line, outermost cause first; clears it.
 std::string h5_error_stack();
 
 [[noreturn]] void h5_check_failed(const char* expression, const std::string& where);
@@ -57,6 +51,9 @@ T h5_checked(T result, const char* expression, const std::string& where) {
     h5_check_failed(expression, where);
   return result;
 }
+
+// The HDF5 library in use: "1.10.8".
+std::string hdf5_version_text();
 
 }  // namespace tandem
 
