@@ -14,10 +14,10 @@ namespace tandem {
 
 // The parts of an error message. `what` is required; the others are left out when empty.
 struct ErrorText {
-  std::string what;      // "header length 18446744073709551615 exceeds the file size 1024"
-  std::string where;     // "model-00001.safetensors", "job.yaml:12: scheduler.page_tokens"
-  std::string expected;  // "a power of two from 4 to 256"
-  std::string remedy;    // "download the file again"
+  std::string what;           // "header length 18446744073709551615 exceeds the file size 1024"
+  std::string where = {};     // "model-00001.safetensors", "job.yaml:12: scheduler.page_tokens"
+  std::string expected = {};  // "a power of two from 4 to 256"
+  std::string remedy = {};    // "download the file again"
 };
 
 // Who throws it. An error that the ranks agreed on is thrown by all of them with the same text, and
