@@ -1,0 +1,34 @@
+// The collectives of a forward pass, as the models see them: over the ranks of one tensor-parallel
+// group, on memory of the backend, in the order of the backend's work. Buffers are sized at start;
+// nothing is allocated in a step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace tandem {
+
+class DeviceComm {
+ public:
+  virtual ~DeviceComm() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // For the passport and the plan: "single", "mpi", "nccl".
+  virtual const char* transport() const = 0;
+
+  // data: f32[n], in place. Sums over the ranks along the binary tree of determinism.md rule 2:
+  // ((r0+r1)+(r2+r3))+((r4+r5)+(r6+r7)), in fp32, the same bits on every rank. A size that is no
+  // power of two leaves the missing branches out: (r0+r1)+r2.
+  virtual void all_reduce_tree_f32(float* data, std::int64_t n) = 0;
+  // recv: size() * bytes_per_rank bytes in rank order; send may be the own slot of recv.
+  virtual void all_gather(const void* send, void* recv, std::int64_t bytes_per_rank) = 0;
+
+  // Time of the host spent in collectives since construction, for /steps.
+  virtual double seconds_in_collectives() const = 0;
+};
+
+// The group of one rank: sums of one number, copies of one part.
+std::unique_ptr<DeviceComm> make_single_device_comm();
+
+}  // namespace tandem
