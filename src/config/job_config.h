@@ -1,9 +1,8 @@
-// The job file as plain structs: one struct a section, one field a key, defaults in the initializers.
-// Keys, types, ranges and help texts are in job_keys.cpp; reading YAML is job_file's.
+// The job file as plain structs: one struct a section, one field a key, defaults in the
+// initializers. Keys, types, ranges and help texts are in job_keys.cpp; reading YAML is job_file's.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,12 +30,14 @@ struct ModelSection {
   LoadMode load = LoadMode::kAuto;
   std::optional<std::string> drafter;
   ActivationDType activation_dtype = ActivationDType::kAuto;
+  bool operator==(const ModelSection&) const = default;
 };
 
 struct ParallelSection {
   std::optional<int> tensor;  // empty: ranks / data
   int data = 1;
   ExpertSplit experts = ExpertSplit::kAuto;
+  bool operator==(const ParallelSection&) const = default;
 };
 
 struct MemorySection {
@@ -48,6 +49,7 @@ struct MemorySection {
   int page_tokens = 16;
   NgramTable ngram_table = NgramTable::kAuto;
   bool drop_page_cache = true;
+  bool operator==(const MemorySection&) const = default;
 };
 
 struct SchedulerSection {
@@ -57,12 +59,14 @@ struct SchedulerSection {
   int max_long_prefills = 1;
   int long_prefill_tokens = 8192;
   bool prefix_cache = true;
+  bool operator==(const SchedulerSection&) const = default;
 };
 
 struct SpeculativeSection {
   SpeculativeMethod method = SpeculativeMethod::kAuto;  // auto: mtp where the checkpoint has one
   int tokens = 3;
   bool adaptive = false;
+  bool operator==(const SpeculativeSection&) const = default;
 };
 
 struct SamplingSection {
@@ -75,6 +79,7 @@ struct SamplingSection {
   std::vector<std::string> stop;
   StopScope stop_scope = StopScope::kAnswer;
   bool ignore_eos = false;
+  bool operator==(const SamplingSection&) const = default;
 };
 
 struct PromptsSection {
@@ -82,6 +87,7 @@ struct PromptsSection {
   std::optional<int> limit;
   ChatTemplateChoice chat_template = ChatTemplateChoice::kAuto;
   bool thinking = false;
+  bool operator==(const PromptsSection&) const = default;
 };
 
 struct RunSection {
@@ -91,10 +97,12 @@ struct RunSection {
   int repeats = 3;
   DeterminismLevel determinism = DeterminismLevel::kBatchInvariant;
   double stall_timeout_s = 60;
+  bool operator==(const RunSection&) const = default;
 };
 
 struct TransportSection {
   TransportRequire require = TransportRequire::kAuto;
+  bool operator==(const TransportSection&) const = default;
 };
 
 struct OutputSection {
@@ -104,6 +112,7 @@ struct OutputSection {
   bool steps = true;
   bool logit_hash = false;  // store a hash of each emitted token's fp32 logits
   double flush_every_s = 10;
+  bool operator==(const OutputSection&) const = default;
 };
 
 struct JobConfig {
@@ -119,6 +128,7 @@ struct JobConfig {
   RunSection run;
   TransportSection transport;
   OutputSection output;
+  bool operator==(const JobConfig&) const = default;
 };
 
 }  // namespace tandem

@@ -11,17 +11,9 @@
 #include <vector>
 
 #include "config/job_config.h"
+#include "config/raw_value.h"
 
 namespace tandem {
-
-// A value as written, before its key gives it a type. YAML's own guesses (yes, 1e5, 0x10) are not
-// used: a scalar is its text, and whether it was quoted.
-struct RawValue {
-  enum class Kind { kNull, kPlain, kQuoted, kList, kMap };
-  Kind kind = Kind::kNull;
-  std::string text;             // of a scalar
-  std::vector<RawValue> items;  // of a list
-};
 
 enum class KeyType {
   kBool,
