@@ -29,20 +29,37 @@ struct QuantizedWeight {
   float global_scale = 1.0f;        // multiply convention
 };
 
+// Part of one row: what a reader holds that never has the whole weight in memory.
+struct CodeRow {
+  const std::byte* codes = nullptr;  // from column first_col on (even in 4-bit formats)
+  std::int64_t first_col = 0;
+  const std::byte* scales = nullptr;  // [num_scale_cols], the whole scale row
+};
+
 std::int64_t code_row_bytes(WeightFormat format, std::int64_t cols);
 std::int64_t num_scale_rows(const QuantizedWeight& w);
 std::int64_t num_scale_cols(const QuantizedWeight& w);
+// Which row of `scales` holds for row n.
+std::int64_t scale_row_of(const QuantizedWeight& w, std::int64_t n);
+// Shape and types of a layout; the pointers are left null and the second-level scale 1.
+QuantizedWeight weight_without_data(const WeightLayout& layout);
+// The layout's second-level scale in the multiply convention; 1 if it has none.
+float read_global_scale(const Checkpoint& checkpoint, const WeightLayout& layout);
 
 // out[(n - row_begin) * cols + k] = W[n, k] for row_begin <= n < row_end.
 void dequantize_rows(const QuantizedWeight& w, std::int64_t row_begin, std::int64_t row_end,
                      float* out);
-// The same for columns [col_begin, col_end); `codes` still holds whole rows.
-void dequantize_block(const QuantizedWeight& w, std::int64_t row_begin, std::int64_t row_end,
-                      std::int64_t col_begin, std::int64_t col_end, float* out);
+// out[k - col_begin] = W[n, k] of the row that `row` holds, for col_begin <= k < col_end. Reads
+// format, block_cols, scale_dtype and global_scale of `w`, not its pointers.
+void dequantize_row(const QuantizedWeight& w, const CodeRow& row, std::int64_t col_begin,
+                    std::int64_t col_end, float* out);
 
 // NaN codes, and scales that are NaN, infinite, negative or zero, each named with the tensor and
 // its place. Empty if the weight is sound.
 std::vector<std::string> scan_weight(const QuantizedWeight& w);
+// The same for `num_rows` rows of scales that start at scale row `first_row`, and the global scale.
+std::vector<std::string> scan_scales(const QuantizedWeight& w, const std::byte* scales,
+                                     std::int64_t first_row, std::int64_t num_rows);
 
 // One weight read whole into memory, its second-level scale in the multiply convention.
 struct LoadedWeight {

@@ -16,9 +16,15 @@ class FaultList {
  public:
   template <typename... Args>
   void add(fmt::format_string<Args...> f, Args&&... args) {
-    items_.push_back(fmt::format(f, std::forward<Args>(args)...));
+    add_text(fmt::format(f, std::forward<Args>(args)...));
   }
-  void add_text(std::string text) { items_.push_back(std::move(text)); }
+  // Names come from untrusted files: no control characters reach a terminal, no name fills it.
+  void add_text(std::string text) {
+    if (text.size() > kMaxTextBytes) text = text.substr(0, kMaxTextBytes) + "...";
+    std::replace_if(
+        text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, '?');
+    items_.push_back(std::move(text));
+  }
 
   bool empty() const { return items_.empty(); }
   std::size_t size() const { return items_.size(); }
@@ -43,6 +49,7 @@ class FaultList {
 
  private:
   static constexpr std::size_t kMaxListed = 40;
+  static constexpr std::size_t kMaxTextBytes = 1000;
   std::vector<std::string> items_;
 };
 

@@ -37,7 +37,7 @@ struct IgnorePattern {
 };
 
 struct LoadProgress {
-  std::int64_t bytes_done = 0;
+  std::int64_t bytes_done = 0;  // of Loader::bytes_to_read()
   std::int64_t bytes_total = 0;
 };
 
@@ -70,20 +70,25 @@ class Loader {
   // Error{kConfiguration} that lists every fault. Reads no weights. `checkpoint` must outlive this.
   Loader(const Checkpoint& checkpoint, std::vector<TensorRequest> requests, BindOptions options);
 
+  // Of the weights; scales of quantized weights and page cache effects come on top.
   std::int64_t bytes_to_read() const { return bytes_to_read_; }
   // Every dst must be set. Throws Error{kInternal} on I/O errors, Error{kConfiguration} on weights
   // that are not usable. May be called again.
   LoadStats load(const LoadOptions& options) const;
 
  private:
-  struct Item;
-  class Run;
+  // A request resolved against the checkpoint.
+  struct Binding {
+    TensorRequest request;  // rows and cols filled in
+    const TensorEntry* source = nullptr;
+    WeightLayout layout;          // says how the source is stored; plain formats included
+    std::int64_t total_cols = 0;  // of the whole tensor
+  };
+  class Binder;
+  class Reader;
 
   const Checkpoint& checkpoint_;
-  std::vector<TensorRequest> requests_;
-  std::vector<std::optional<WeightLayout>>
-      layouts_;                     // [requests]; set where the source is quantized
-  std::vector<std::size_t> order_;  // requests by file and offset
+  std::vector<Binding> bindings_;  // by file and offset
   std::int64_t bytes_to_read_ = 0;
 };
 

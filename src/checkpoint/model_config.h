@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/types.h"
+#include "checkpoint/fault_list.h"
 
 namespace tandem {
 
@@ -77,6 +79,8 @@ ModelIdentity read_model_identity(const std::filesystem::path& directory);
 // Throws Error{kConfiguration} that lists every missing, mistyped or impossible field, or names the
 // architecture if this build does not run it.
 ModelConfig read_model_config(const std::filesystem::path& directory);
+// The same for a family this build runs, adding to `faults` instead of throwing.
+ModelConfig scan_model_config(const std::filesystem::path& directory, FaultList& faults);
 
 // "model.language_model." or "model.": what stands before "layers.0. ..." in the tensor names.
 // Throws Error{kConfiguration} if neither fits.

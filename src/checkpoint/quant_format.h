@@ -4,36 +4,15 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
-#include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/types.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/fault_list.h"
+#include "checkpoint/quant_declaration.h"
 
 namespace tandem {
-
-enum class WeightFormat {
-  kBf16,
-  kF32,
-  kF16,
-  kFp8Block,     // E4M3 codes, one scale per block_rows x block_cols
-  kFp8Tensor,    // E4M3 codes, one scale (stacked experts: one per matrix)
-  kFp8Channel,   // E4M3 codes, one scale per row
-  kNvfp4,        // E2M1 pairs, E4M3 scale per 16 columns, one second-level scale
-  kMxfp4,        // E2M1 pairs, E8M0 scale per 32 columns
-  kInt8Channel,  // int8 codes, one scale per row
-  kInt8Group,    // int8 codes, one scale per block_cols columns
-};
-
-std::string_view format_name(WeightFormat format);  // "fp8 block", ...
-constexpr bool is_plain(WeightFormat f) {
-  return f == WeightFormat::kBf16 || f == WeightFormat::kF32 || f == WeightFormat::kF16;
-}
 
 // compressed-tensors stores the reciprocal of ModelOpt's second-level scale.
 enum class GlobalScale { kNone, kMultiply, kReciprocal };
@@ -48,6 +27,7 @@ struct WeightLayout {
   std::string global_scale;  // NVFP4's second level; empty otherwise
   std::string input_scale;   // static activation scale if stored; weight-only kernels ignore it
   GlobalScale global_scale_use = GlobalScale::kNone;
+  DType scale_dtype = DType::kF32;  // of the values: MXFP4 scales stored as U8 are E8M0
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   std::int64_t matrix_rows = 0;  // rows == num_matrices * matrix_rows
@@ -55,35 +35,6 @@ struct WeightLayout {
   std::int64_t block_cols = 1;
 
   std::int64_t numel() const { return rows * cols; }
-};
-
-// What the JSON files declare. Opaque here: the rules are matched by module name.
-class QuantDeclaration {
- public:
-  // What is declared for one module. `format` empty: excluded from quantization.
-  struct Rule {
-    std::optional<WeightFormat> format;
-    std::int64_t block_rows = 0;  // 0: not declared
-    std::int64_t block_cols = 0;
-    bool by_name = false;  // listed by its own name, not through a default or a pattern
-  };
-
-  QuantDeclaration();
-  ~QuantDeclaration();
-  QuantDeclaration(QuantDeclaration&&) noexcept;
-  QuantDeclaration& operator=(QuantDeclaration&&) noexcept;
-
-  // From config.json (quantization_config, also inside text_config), else hf_quant_config.json.
-  // Unknown or unsupported methods and algorithms are added to `faults`.
-  static QuantDeclaration read(const std::filesystem::path& directory, FaultList& faults);
-
-  const std::string& method() const;  // "fp8", "modelopt", "compressed-tensors", ...; empty: none
-  // Empty: nothing is declared about this module.
-  std::optional<Rule> rule_for(const std::string& module) const;
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
 };
 
 struct CheckpointFormats {
