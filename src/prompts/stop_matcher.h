@@ -51,7 +51,8 @@ class StopMatcher {
   std::size_t answer_begin() const { return in_thinking_ ? text_.size() : answer_begin_; }
 
  private:
-  std::optional<StopHit> search(std::size_t old_size);
+  // Looks at text_ from old_size on; `id` is the token that brought it.
+  std::optional<StopHit> search(std::size_t old_size, std::optional<std::int32_t> id);
 
   StreamDecoder decoder_;
   std::vector<std::string> stops_;
