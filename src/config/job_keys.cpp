@@ -367,8 +367,10 @@ std::string job_schema_help() {
     section = key_section;
     const auto shown =
         key.presence == Presence::kRequired ? std::string("(required)") : key.get(defaults);
-    out += fmt::format("  {:<30} {:<17} {}{}\n", key.name, shown, key.help,
-                       key.unit.empty() ? "" : " [" + key.unit + "]");
+    const auto unit = key.unit.empty() ? "" : " [" + key.unit + "]";
+    out += fmt::format("  {:<30} {:<17}", key.name, shown);
+    if (shown.size() > 17) out += fmt::format("\n  {:<30} {:<17}", "", "");
+    out += fmt::format(" {}{}\n", key.help, unit);
     out += fmt::format("  {:<30} {:<17} {}\n", "", "", key.expected);
   }
   return out;
