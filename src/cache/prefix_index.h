@@ -77,6 +77,7 @@ class PrefixIndex {
 
   int num_blocks() const { return num_nodes_; }
   const SnapshotPool& snapshots() const { return snapshots_; }
+  int num_owned_snapshots() const;  // restorable; the other taken ones are reserved
   // Throws Error{kInternal} unless the trie, the hash chains, the recency order, page references
   // and snapshots agree.
   void check_integrity() const;

@@ -42,7 +42,7 @@ struct RoundEntry {
 
 struct StepPlan {
   std::vector<SlotReset> resets;
-  std::vector<PromptChunk> chunks;   // at most one a sequence, oldest first
+  std::vector<PromptChunk> chunks;   // at most one a sequence
   std::vector<RoundEntry> rounds;    // one a running or recomputing sequence, oldest first
   std::vector<Sequence*> preempted;  // lost slot and pages when this step was planned
   int num_prompt_rows = 0;

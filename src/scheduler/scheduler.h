@@ -8,6 +8,7 @@
 // since add() refuses what exceeds the pool. Age survives preemption, so each becomes the oldest.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -86,36 +87,42 @@ class Scheduler {
   struct PromptBudget {
     int rows = 0;
     int long_rows = 0;  // of these, for long prompts
+
+    int rows_for(bool long_prompt) const { return long_prompt ? std::min(rows, long_rows) : rows; }
+    void take(int n, bool long_prompt) {
+      rows -= n;
+      if (long_prompt) long_rows -= n;
+    }
   };
 
-  // prefill_queue.cpp: prompts in progress and admission.
+  // prefill_queue.cpp: prompts in progress, and admission.
   PromptBudget prompt_budget(int round_rows, Admission admission) const;
   int waiting_short_rows(int enough) const;
+  int num_admissible() const;
   bool is_long(const Sequence& seq, int num_computed) const;
   int num_long_prefills() const;
   int last_boundary(const Sequence& seq) const;
   bool is_saved_by_this_step(const Sequence& seq, int len) const;
   bool wants_snapshot(const Sequence& seq, int len) const;
-  int next_snapshot_len(const Sequence& seq) const;
-  int chunk_end(const Sequence& seq, int max_end) const;
+  int chunk_end(const Sequence& seq, int start, int max_end) const;
+  int affordable_end(const Sequence& seq) const;
   bool plan_chunk(Sequence& seq, PromptBudget& budget);
   void choose_snapshot(PromptChunk& chunk);
   void admit_waiting(PromptBudget& budget);
-  bool try_admit(Sequence& seq, PromptBudget& budget);
   bool has_pages_for(const Sequence& seq, const PrefixMatch& match) const;
+  void admit(Sequence& seq, const PrefixMatch& match);
 
   // decode_queue.cpp: rounds.
   RoundEntry round_entry(Sequence& seq) const;
-  int count_round_rows();
+  int count_round_rows() const;
   bool plan_round(Sequence& seq);
 
-  // preemption.cpp: pages and slots.
+  // preemption.cpp: who owns pages and slots.
   int pages_to_own(const Sequence& seq, int end) const;
   bool reserve_pages(Sequence& seq, int num_pages);
   bool preempt_younger_than(const Sequence& seq);
   void preempt(Sequence& seq);
   void release(Sequence& seq);
-  void insert_by_age(Sequence& seq);
 
   SchedulerLimits limits_;
   int concurrency_;
