@@ -37,7 +37,9 @@ struct Pressure {  // /proc/pressure/memory: stalled microseconds since boot
   Reading some_us, full_us;
 };
 
-struct CgroupMemory {  // bytes; limit missing with a reason where there is none
+// Bytes. limit is missing, with a reason, where there is none; usage leaves out the file pages that
+// the kernel drops first.
+struct CgroupMemory {
   Reading limit, usage;
 };
 

@@ -13,9 +13,9 @@
 
 namespace tandem {
 
-inline constexpr std::size_t kArenaAlignment = 256;
+inline constexpr std::size_t kPartAlignment = 256;
 
-constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment = kArenaAlignment) {
+constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment = kPartAlignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 

@@ -95,7 +95,7 @@ class HostComm {
         error = e.text();
         code = e.code();
       } catch (const std::exception& e) {
-        error = ErrorText{.what = e.what(), .where = {}, .expected = {}, .remedy = {}};
+        error = ErrorText{.what = e.what()};
         code = ExitCode::kInternal;
       }
       agree(error, code);
@@ -121,12 +121,5 @@ class HostComm {
   int rank_ = 0;
   int size_ = 1;
 };
-
-// Network interfaces that are up, with their addresses, one a line: "eth0 10.0.0.1".
-std::vector<std::string> describe_interfaces();
-// The machine's name, as people know it.
-std::string host_name();
-// Equal for processes under one kernel and for no others; containers of one machine agree.
-std::string host_id();
 
 }  // namespace tandem
