@@ -21,11 +21,11 @@ PrefixIndex::PrefixIndex(PagePool& pool, int page_tokens, int num_snapshots)
     : pool_(pool),
       snapshots_(num_snapshots),
       block_tokens_(prefix_block_tokens(page_tokens)),
-      block_pages_(block_tokens_ / page_tokens),
       snapshot_owners_(at(num_snapshots), kNone),
       snapshot_last_uses_(at(num_snapshots)) {
   TANDEM_CHECK(page_tokens >= 4 && page_tokens <= 256 && std::has_single_bit(unsigned(page_tokens)),
                "page_tokens {}", page_tokens);
+  block_pages_ = block_tokens_ / page_tokens;
   if (!enabled()) return;
   const int max_nodes = pool.num_pages() / block_pages_;
   nodes_.resize(at(max_nodes));

@@ -115,7 +115,7 @@ class PrefixIndex {
   PagePool& pool_;
   SnapshotPool snapshots_;
   int block_tokens_;
-  int block_pages_;
+  int block_pages_ = 0;
   // Nodes hold disjoint sets of pages, so there are at most num_pages / block_pages of them.
   std::vector<Node> nodes_;
   std::vector<std::int32_t> tokens_;      // [nodes, block_tokens]
