@@ -13,7 +13,7 @@ namespace tandem {
 struct PendingRows {
   std::vector<RequestRecord> requests;
   std::vector<StepRecord> steps;
-  std::vector<MemorySample> memory;
+  std::vector<MemoryRow> memory;
   std::vector<PowerSample> power;
   std::vector<CanaryRecord> canary;
   std::vector<LogEvent> log;

@@ -116,7 +116,7 @@ void check(const StepRecord& s) {
   check_finite(schema::kSteps, s);
 }
 
-void check(const MemorySample& sample) { check_finite(schema::kMemory, sample); }
+void check(const MemoryRow& sample) { check_finite(schema::kMemory, sample); }
 void check(const PowerSample& sample) { check_finite(schema::kPower, sample); }
 void check(const CanaryRecord& record) { check_finite(schema::kCanary, record); }
 

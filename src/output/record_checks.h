@@ -9,7 +9,7 @@ namespace tandem {
 // Fills in the derived columns and checks the record.
 void complete_and_check(RequestRecord& record);
 void check(const StepRecord& record);
-void check(const MemorySample& sample);
+void check(const MemoryRow& sample);
 void check(const PowerSample& sample);
 void check(const CanaryRecord& record);
 void check(const GroupRecord& group);

@@ -100,8 +100,8 @@ struct StepRecord {
   std::optional<double> wait_rank_s;
 };
 
-// /memory: one sample of one rank.
-struct MemorySample {
+// /memory: one sample of one rank (memory/host_memory.h has the readings it is made from).
+struct MemoryRow {
   std::int64_t session = 0;  // set by the writer
   double time_s = 0;
   std::int64_t rank = 0;

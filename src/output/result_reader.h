@@ -36,7 +36,7 @@ struct ResultContents {
   std::vector<std::int64_t> token_offsets;  // [requests + 1], into token_times_s
   std::vector<double> token_times_s;        // of all completion tokens
   std::vector<StepRecord> steps;
-  std::vector<MemorySample> memory;
+  std::vector<MemoryRow> memory;
   std::vector<PowerSample> power;
   std::vector<CanaryRecord> canary;
   std::vector<LogEvent> log;

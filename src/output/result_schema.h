@@ -111,25 +111,25 @@ inline constexpr Column<StepRecord> kStepColumns[] = {
     {"wait_rank_s", "s", "waiting for the other ranks", &StepRecord::wait_rank_s},
 };
 
-inline constexpr Column<MemorySample> kMemoryColumns[] = {
-    {"session", "1", "start of the program; see /sessions", &MemorySample::session},
-    {"time_s", "s", "since start of the session", &MemorySample::time_s},
-    {"rank", "1", "MPI rank", &MemorySample::rank},
-    {"phase", "1", "load, kernels, kv, capture, first_prefill or steady", &MemorySample::phase},
+inline constexpr Column<MemoryRow> kMemoryColumns[] = {
+    {"session", "1", "start of the program; see /sessions", &MemoryRow::session},
+    {"time_s", "s", "since start of the session", &MemoryRow::time_s},
+    {"rank", "1", "MPI rank", &MemoryRow::rank},
+    {"phase", "1", "load, kernels, kv, capture, first_prefill or steady", &MemoryRow::phase},
     {"mem_available_bytes", "bytes", "MemAvailable of the host",
-     &MemorySample::mem_available_bytes},
-    {"page_cache_bytes", "bytes", "Cached of the host", &MemorySample::page_cache_bytes},
+     &MemoryRow::mem_available_bytes},
+    {"page_cache_bytes", "bytes", "Cached of the host", &MemoryRow::page_cache_bytes},
     {"swap_used_bytes", "bytes", "SwapTotal - SwapFree of the host",
-     &MemorySample::swap_used_bytes},
-    {"rss_bytes", "bytes", "resident set of the rank", &MemorySample::rss_bytes},
+     &MemoryRow::swap_used_bytes},
+    {"rss_bytes", "bytes", "resident set of the rank", &MemoryRow::rss_bytes},
     {"major_faults", "faults", "major page faults of the rank since its start",
-     &MemorySample::major_faults},
+     &MemoryRow::major_faults},
     {"disk_read_bytes", "bytes", "read from storage by the rank since its start",
-     &MemorySample::disk_read_bytes},
+     &MemoryRow::disk_read_bytes},
     {"psi_some_avg10_percent", "percent", "memory pressure of the host: some, 10 s average",
-     &MemorySample::psi_some_avg10_percent},
+     &MemoryRow::psi_some_avg10_percent},
     {"device_in_use_bytes", "bytes", "device memory in use by our own account",
-     &MemorySample::device_in_use_bytes},
+     &MemoryRow::device_in_use_bytes},
 };
 
 inline constexpr Column<PowerSample> kPowerColumns[] = {
@@ -238,7 +238,7 @@ inline constexpr Table<RequestRow> kRequests{
     "/requests", "one row per request and run; a row is final", kRequestColumns};
 inline constexpr Table<StepRecord> kSteps{"/steps", "one row per engine step and rank",
                                           kStepColumns};
-inline constexpr Table<MemorySample> kMemory{"/memory", "memory, about once a second per rank",
+inline constexpr Table<MemoryRow> kMemory{"/memory", "memory, about once a second per rank",
                                              kMemoryColumns};
 inline constexpr Table<PowerSample> kPower{
     "/power", "power, clocks and network, about once a second per rank", kPowerColumns};

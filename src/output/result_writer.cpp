@@ -373,7 +373,7 @@ void ResultWriter::Impl::write_batch(H5File& file, const Batch& batch) {
   before("hdf5 steps");
   append_rows(file, schema::kSteps, std::span<const StepRecord>(rows.steps));
   before("hdf5 samples");
-  append_rows(file, schema::kMemory, std::span<const MemorySample>(rows.memory));
+  append_rows(file, schema::kMemory, std::span<const MemoryRow>(rows.memory));
   append_rows(file, schema::kPower, std::span<const PowerSample>(rows.power));
   append_rows(file, schema::kCanary, std::span<const CanaryRecord>(rows.canary));
   append_rows(file, schema::kLog, std::span<const LogEvent>(rows.log));
@@ -460,9 +460,9 @@ void ResultWriter::submit(const StepRecord& record) {
   check(record);
   impl_->submit(&PendingRows::steps, StepRecord(record));
 }
-void ResultWriter::submit(const MemorySample& sample) {
+void ResultWriter::submit(const MemoryRow& sample) {
   check(sample);
-  impl_->submit(&PendingRows::memory, MemorySample(sample));
+  impl_->submit(&PendingRows::memory, MemoryRow(sample));
 }
 void ResultWriter::submit(const PowerSample& sample) {
   check(sample);

@@ -51,7 +51,7 @@ class ResultWriter {
   // fails.
   void submit(RequestRecord&& record);
   void submit(const StepRecord& record);
-  void submit(const MemorySample& sample);
+  void submit(const MemoryRow& sample);
   void submit(const PowerSample& sample);
   void submit(const CanaryRecord& record);
   void submit(const LogEvent& event);
