@@ -27,7 +27,7 @@ struct PagedAttentionArgs {
   DType dtype = DType::kBF16;  // of q, gate, out
   int num_heads = 0;           // of this rank; head h reads KV head h / (num_heads / num_kv_heads)
   float scale = 1.0f;
-  int first_index = 0;  // smallest cache index that holds an entry
+  int first_index = 0;  // smallest cache index that holds an entry; a row that sees none gives 0
   KvPages pages;
   void* out = nullptr;  // [rows, num_heads, head_dim]
 };

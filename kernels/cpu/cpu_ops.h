@@ -1,0 +1,42 @@
+// The CPU implementations of kernels/ops/*.h, one in each cpu/<op>.cpp. Arguments have been checked
+// by ops/<op>.cpp; what depends on the contents of device arrays is checked here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/ops/attention_prep.h"
+#include "kernels/ops/causal_conv.h"
+#include "kernels/ops/elementwise.h"
+#include "kernels/ops/embedding.h"
+#include "kernels/ops/gated_delta_rule.h"
+#include "kernels/ops/gated_rms_norm.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/paged_attention.h"
+#include "kernels/ops/rms_norm.h"
+#include "kernels/ops/sample.h"
+
+namespace tandem::cpu {
+
+void attention_prep(CpuBackend& backend, const ops::AttentionPrepArgs& args);
+void causal_conv(CpuBackend& backend, const ops::CausalConvArgs& args);
+void silu_mul(CpuBackend& backend, const ops::SiluMulArgs& args);
+void gather_rows(CpuBackend& backend, const ops::GatherRowsArgs& args);
+void scatter_rows(CpuBackend& backend, const ops::ScatterRowsArgs& args);
+void cast(CpuBackend& backend, const ops::CastArgs& args);
+void embedding(CpuBackend& backend, const ops::EmbeddingArgs& args);
+void gated_delta_rule(CpuBackend& backend, const ops::GatedDeltaRuleArgs& args);
+std::size_t gated_delta_rule_scratch_bytes(const CpuBackend& backend, const ops::GdnShape& shape,
+                                           int max_rows);
+void gated_rms_norm(CpuBackend& backend, const ops::GatedRmsNormArgs& args);
+bool linear_supports(ops::WeightFormat format);
+void linear(CpuBackend& backend, const ops::LinearArgs& args);
+void paged_attention(CpuBackend& backend, const ops::PagedAttentionArgs& args);
+void rms_norm(CpuBackend& backend, const ops::RmsNormArgs& args);
+void residual_rms_norm(CpuBackend& backend, const ops::ResidualRmsNormArgs& args);
+void argmax_rows(CpuBackend& backend, const ops::ArgmaxRowsArgs& args);
+void sample_rows(CpuBackend& backend, const ops::SampleRowsArgs& args);
+std::size_t sample_scratch_bytes(const CpuBackend& backend, std::int64_t vocab);
+
+}  // namespace tandem::cpu
