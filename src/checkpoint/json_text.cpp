@@ -72,6 +72,11 @@ std::string read_json_text(const std::filesystem::path& path, FaultList& faults)
                  name);
       return {};
     }
+    // The parser would take a zero byte for the end of the text and ignore what follows.
+    if (text.find('\0') != std::string::npos) {
+      faults.add("{}: contains a zero byte", name);
+      return {};
+    }
     WellFormed check;
     if (!json::sax_parse(text, &check)) {
       faults.add("{}: {}", name, check.fault());

@@ -20,11 +20,12 @@ namespace tandem {
 enum class Narrowing { kRefuse, kAllow };
 
 struct TensorRequest {
-  std::string name;              // full name in the checkpoint
-  TensorShape shape;             // of the whole tensor, exactly ([C, 1, 4] is not [C, 4])
-  std::vector<RowRange> rows;    // kept ranges of dimension 0, in order; empty: all
-  std::optional<ColRange> cols;  // kept columns of the remaining dimensions, flattened; empty: all
-  DType as = DType::kBF16;       // type in memory: BF16 or F32
+  std::string name;                 // full name in the checkpoint
+  TensorShape shape;                // of the whole tensor, exactly ([C, 1, 4] is not [C, 4])
+  std::vector<RowRange> rows = {};  // kept ranges of dimension 0, in order; empty: all
+  std::optional<ColRange> cols =
+      {};                   // kept columns of the remaining dimensions, flattened; empty: all
+  DType as = DType::kBF16;  // type in memory: BF16 or F32
   Narrowing narrowing = Narrowing::kRefuse;
   void* dst = nullptr;              // [kept rows, dst_row_stride]; rows of padding are the caller's
   std::int64_t dst_row_stride = 0;  // in elements; 0: the kept columns, packed
@@ -46,7 +47,7 @@ struct LoadProgress {
 enum class QuantizedWeights { kRefuse, kWiden };
 
 struct BindOptions {
-  std::vector<IgnorePattern> ignore;
+  std::vector<IgnorePattern> ignore = {};
   QuantizedWeights quantized = QuantizedWeights::kRefuse;
 };
 
@@ -54,7 +55,7 @@ struct LoadOptions {
   std::int64_t staging_bytes = std::int64_t{8} << 20;  // bound of the read buffer
   bool drop_page_cache = true;
   bool scan_for_nan = false;  // NaN or infinite values are errors naming the tensor
-  std::function<void(const LoadProgress&)> progress;  // called after each chunk
+  std::function<void(const LoadProgress&)> progress = {};  // called after each chunk
 };
 
 struct LoadStats {

@@ -274,6 +274,11 @@ SafetensorsHeader scan_safetensors_header(const std::filesystem::path& path, Fau
     faults.add("{}: the header does not start with '{{'; this is no safetensors file", name);
     return header;
   }
+  // The parser would take a zero byte for the end of the text and ignore what follows.
+  if (text.find('\0') != std::string::npos) {
+    faults.add("{}: the header contains a zero byte", name);
+    return header;
+  }
   HeaderReader reader;
   if (!json::sax_parse(text, &reader)) {
     faults.add("{}: {}", name, reader.fault);
