@@ -1,6 +1,7 @@
 // A conversation as plain structs, between the JSON of the prompt file and a chat template.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,9 +23,27 @@ struct ToolCall {
 
 enum class ChatRole { kSystem, kUser, kAssistant, kTool, kDeveloper, kLatestReminder };
 
+constexpr const char* role_name(ChatRole role) {
+  switch (role) {
+    case ChatRole::kSystem:
+      return "system";
+    case ChatRole::kUser:
+      return "user";
+    case ChatRole::kAssistant:
+      return "assistant";
+    case ChatRole::kTool:
+      return "tool";
+    case ChatRole::kDeveloper:
+      return "developer";
+    case ChatRole::kLatestReminder:
+      return "latest_reminder";
+  }
+  return "";
+}
+
 struct ChatMessage {
   ChatRole role = ChatRole::kUser;
-  std::string content;
+  std::vector<std::string> parts;        // text of the content; families join parts differently
   std::optional<std::string> reasoning;  // reasoning_content of an assistant turn
   std::vector<ToolCall> tool_calls;      // of an assistant turn
   std::string tool_call_id;              // of a tool result
@@ -34,6 +53,13 @@ struct Tool {
   std::string entry_json;     // the whole list entry, json.dumps spelling
   std::string function_json;  // its "function" object
 };
+
+inline std::string join_parts(const ChatMessage& message, const std::string& separator) {
+  std::string text;
+  for (std::size_t i = 0; i < message.parts.size(); ++i)
+    text += (i > 0 ? separator : std::string()) + message.parts[i];
+  return text;
+}
 
 // Arguments of a template. They are checked in every mode and family, whether the rendering at hand
 // would use them or not: a misspelt effort must not pass because thinking happens to be off.

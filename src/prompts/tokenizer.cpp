@@ -231,6 +231,14 @@ bool Tokenizer::is_special(std::int32_t id) const {
   return id >= 0 && id < vocab_size() && parts_->special[static_cast<std::size_t>(id)];
 }
 
+bool Tokenizer::spells_special_token(std::string_view text) const {
+  std::vector<Segment> segments;
+  parts_->raw_tokens.split(text, &segments);
+  return std::any_of(segments.begin(), segments.end(), [this](const Segment& segment) {
+    return segment.id && is_special(*segment.id);
+  });
+}
+
 bool Tokenizer::is_byte_fallback(std::int32_t id) const {
   return id >= 0 && id < vocab_size() && parts_->byte_fallback[static_cast<std::size_t>(id)];
 }

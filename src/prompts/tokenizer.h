@@ -52,6 +52,8 @@ class Tokenizer {
   // Id of an added token by its exact text.
   std::optional<std::int32_t> token_id(std::string_view added) const;
   bool is_special(std::int32_t id) const;
+  // Whether encoding this text would produce a special token.
+  bool spells_special_token(std::string_view text) const;
   // A single-byte token ("<0xE4>") of a decoder with byte fallback.
   bool is_byte_fallback(std::int32_t id) const;
   // Largest id + 1. Rows of the head from here on belong to no token and must never be sampled.
