@@ -201,7 +201,9 @@ void ResultWriter::Impl::submit(std::vector<Record> PendingRows::*rows, Record&&
   record.session = session_.session;
   const auto bytes = bytes_of(record);
   std::unique_lock lock(mutex_);
-  if (waiting_bytes_ + bytes > options_.max_pending_bytes) make_room(lock, bytes);
+  if (waiting_bytes_ > 0 && waiting_bytes_ + bytes > options_.max_pending_bytes) {
+    make_room(lock, bytes);
+  }
   (pending_.*rows).push_back(std::move(record));
   pending_.bytes += bytes;
   waiting_bytes_ += bytes;
