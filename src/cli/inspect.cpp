@@ -132,7 +132,8 @@ std::vector<TensorGroup> group_tensors(const Inspection& in) {
 
 bool is_vision(const std::string& name) { return name.starts_with("model.visual."); }
 
-void print_head(const Inspection& in) {
+// The identity reads pages all over the weight files, which must be complete for that.
+void print_head(const Inspection& in, bool complete) {
   const ModelIdentity& id = in.identity;
   fmt::print("checkpoint    {}\n", in.checkpoint.directory().string());
   fmt::print("family        {} ({})\n", family_name(id.family),
@@ -155,11 +156,12 @@ void print_head(const Inspection& in) {
   }
   fmt::print("\nparameters    {} (text {}, MTP {}, vision {})\n", count_text(text + mtp + vision),
              count_text(text), count_text(mtp), count_text(vision));
-  fmt::print("files         {}, {} of tensors in {}\n", in.checkpoint.files().size(),
+  fmt::print("files         {} with {} tensors, {}\n", in.checkpoint.files().size(),
              in.checkpoint.tensors().size(),
              format_bytes(static_cast<std::int64_t>(in.checkpoint.weight_bytes())));
   fmt::print("quantization  {}\n",
              in.formats.declared_method.empty() ? "none declared" : in.formats.declared_method);
+  if (complete) fmt::print("identity      {:016x}\n", in.checkpoint.identity_hash());
 }
 
 std::string split_text(const Inspection& in, const TensorGroup& group, int np) {
@@ -253,6 +255,7 @@ int inspect_command(const InspectOptions& options) {
   }
   FaultList faults;
   const Inspection in = gather(directory, faults);
+  const bool complete = faults.empty();
   const auto groups = group_tensors(in);
 
   bool with_split = false;
@@ -262,7 +265,7 @@ int inspect_command(const InspectOptions& options) {
     with_split = split_faults.empty();
     if (with_split) check_block_splits(in, groups, options.np, faults);
   }
-  print_head(in);
+  print_head(in, complete);
   print_groups(in, groups, with_split, options.np);
   for (const auto& notice : in.formats.notices) fmt::print("note: {}\n", notice);
 
