@@ -18,14 +18,24 @@ constexpr std::size_t kBlockRows = std::size_t{1} << 20;
 constexpr std::int64_t kAllowanceBytes = std::int64_t{4} << 20;
 
 // Attributes that are nothing but a name: dropped to their replacement whole, and hidden elsewhere.
-constexpr std::array<std::string_view, 3> kHostKeys = {"host", "hosts", "rank_hosts"};
+constexpr std::array<std::string_view, 2> kHostKeys = {"host", "ranks.hosts"};
 constexpr std::string_view kUserKey = "user";
+// Lines "rank 0 -> spark1 (pid ...)".
+constexpr std::string_view kRankMapKey = "ranks.map";
 
 bool is_host_key(std::string_view key) {
   for (const auto known : kHostKeys) {
     if (key == known) return true;
   }
   return key.ends_with("HOSTNAME");
+}
+
+void learn_rank_map(std::string_view map, Scrubber& scrubber) {
+  constexpr std::string_view kArrow = " -> ";
+  for (auto at = map.find(kArrow); at != std::string_view::npos; at = map.find(kArrow, at)) {
+    at += kArrow.size();
+    scrubber.add_host(map.substr(at, map.find_first_of(" \n", at) - at));
+  }
 }
 
 void learn_names(const Passport& passport, Scrubber& scrubber) {
@@ -36,6 +46,8 @@ void learn_names(const Passport& passport, Scrubber& scrubber) {
       } else {
         scrubber.add_host(passport.text(key));
       }
+    } else if (key == kRankMapKey) {
+      learn_rank_map(passport.text(key), scrubber);
     } else if (key == kUserKey) {
       scrubber.add_user(passport.text(key));
     }

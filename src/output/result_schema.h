@@ -116,11 +116,9 @@ inline constexpr Column<MemoryRow> kMemoryColumns[] = {
     {"time_s", "s", "since start of the session", &MemoryRow::time_s},
     {"rank", "1", "MPI rank", &MemoryRow::rank},
     {"phase", "1", "load, kernels, kv, capture, first_prefill or steady", &MemoryRow::phase},
-    {"mem_available_bytes", "bytes", "MemAvailable of the host",
-     &MemoryRow::mem_available_bytes},
+    {"mem_available_bytes", "bytes", "MemAvailable of the host", &MemoryRow::mem_available_bytes},
     {"page_cache_bytes", "bytes", "Cached of the host", &MemoryRow::page_cache_bytes},
-    {"swap_used_bytes", "bytes", "SwapTotal - SwapFree of the host",
-     &MemoryRow::swap_used_bytes},
+    {"swap_used_bytes", "bytes", "SwapTotal - SwapFree of the host", &MemoryRow::swap_used_bytes},
     {"rss_bytes", "bytes", "resident set of the rank", &MemoryRow::rss_bytes},
     {"major_faults", "faults", "major page faults of the rank since its start",
      &MemoryRow::major_faults},
@@ -239,7 +237,7 @@ inline constexpr Table<RequestRow> kRequests{
 inline constexpr Table<StepRecord> kSteps{"/steps", "one row per engine step and rank",
                                           kStepColumns};
 inline constexpr Table<MemoryRow> kMemory{"/memory", "memory, about once a second per rank",
-                                             kMemoryColumns};
+                                          kMemoryColumns};
 inline constexpr Table<PowerSample> kPower{
     "/power", "power, clocks and network, about once a second per rank", kPowerColumns};
 inline constexpr Table<CanaryRecord> kCanary{

@@ -411,7 +411,7 @@ void ResultWriter::Impl::check_step_tokens(const H5File& file) const {
   std::int64_t in_steps = 0;
   bool any = false;
   for (const auto& step : read_rows(file, schema::kSteps)) {
-    if (step.session != session_.session || step.rank != 0) continue;
+    if (step.session != session_.session || step.rank % options_.ranks_per_replica != 0) continue;
     any = true;
     in_steps += step.output_tokens;
   }

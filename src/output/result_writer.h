@@ -26,6 +26,9 @@ struct WriterOptions {
   ExistingFile existing = ExistingFile::kRefuse;
   double flush_every_s = 10;
   std::size_t max_pending_bytes = std::size_t{256} << 20;  // rows waiting for a flush
+  // Ranks that make the same tokens together (tensor parallelism). The check that steps and
+  // requests count the same tokens takes the steps of every ranks_per_replica-th rank.
+  int ranks_per_replica = 1;
   Passport passport;
   RunFacts facts;
   // Called with the name of each system or HDF5 step of a flush before it happens. Fault-injection

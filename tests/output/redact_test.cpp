@@ -44,8 +44,9 @@ TEST(Redact, NoByteOfTheCopyPointsAtTheAuthor) {
   const TempDir dir;
   {
     auto options = sample_options(dir / "a.h5", 2);
-    options.passport.set(
-        "rank_hosts", std::vector<std::string>{"spark-one.lab.example", "spark-two.lab.example"});
+    options.passport.set("ranks.map",
+                         "rank 0 -> spark-one.lab.example (pid 1)\n"
+                         "rank 1 -> spark-two.lab.example (pid 2)\n");
     options.passport.set("config", "model:\n  path: /home/ada/models/Qwen3.8-27B\n  load: auto\n");
     options.passport.set("checkpoint_path", "relative-models/Qwen");
     options.passport.set("env.NCCL_SOCKET_IFNAME", "enp1s0f0np0");
@@ -86,7 +87,8 @@ TEST(Redact, NoByteOfTheCopyPointsAtTheAuthor) {
   EXPECT_EQ(copy.sessions.at(0).host, "<host>");
   EXPECT_EQ(copy.sessions.at(1).host, "<host>");
   EXPECT_EQ(copy.passport.text("user"), "<user>");
-  EXPECT_EQ(copy.passport.text("rank_hosts"), "<host>, <host>");
+  EXPECT_EQ(copy.passport.text("ranks.map"),
+            "rank 0 -> <host> (pid 1)\nrank 1 -> <host> (pid 2)\n");
   EXPECT_EQ(copy.passport.text("config"), "model:\n  path: <path>\n  load: auto\n");
   EXPECT_EQ(copy.passport.text("env.NCCL_SOCKET_IFNAME"), "enp1s0f0np0");
   EXPECT_EQ(copy.facts.token_keys.at("model.path"), "<path>");
