@@ -1,0 +1,353 @@
+#include "kernels/ops/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "tests/kernels/op_check.h"
+
+namespace tandem::testing {
+namespace {
+
+using ops::LinearArgs;
+using ops::WeightFormat;
+
+struct Shape {
+  int rows, outs, columns;
+};
+
+struct Types {
+  DType x, w, y;
+};
+
+constexpr Types kTypes[] = {{DType::kF32, DType::kF32, DType::kF32},
+                            {DType::kBF16, DType::kBF16, DType::kBF16},
+                            {DType::kBF16, DType::kBF16, DType::kF32},
+                            {DType::kF32, DType::kBF16, DType::kF32}};
+
+WeightFormat plain_format(DType dtype) {
+  return dtype == DType::kF32 ? WeightFormat::kF32 : WeightFormat::kBf16;
+}
+
+// Rows lie `gap` elements apart, so that a row's end is not the next row's beginning.
+LinearArgs make_args(const Shape& shape, Array& x, int gap, const void* w, WeightFormat format,
+                     int leaves, Array& y) {
+  return {.x = x.data(),
+          .x_dtype = x.dtype(),
+          .x_stride = shape.columns + gap,
+          .num_rows = shape.rows,
+          .weight = {.format = format,
+                     .out_features = shape.outs,
+                     .in_features = shape.columns,
+                     .data = w},
+          .num_leaves = leaves,
+          .y = y.data(),
+          .y_dtype = y.dtype(),
+          .y_stride = shape.outs + gap};
+}
+
+void check_product(Backend& backend, const Shape& shape, const Types& types, int leaves) {
+  constexpr std::size_t kGap = 3;
+  const auto rows = static_cast<std::size_t>(shape.rows);
+  const auto outs = static_cast<std::size_t>(shape.outs);
+  const auto columns = static_cast<std::size_t>(shape.columns);
+  Array x(types.x, random_normal(1, rows * (columns + kGap)));
+  Array w(types.w, random_normal(2, outs * columns));
+  Array y(types.y, rows * (outs + kGap));
+  const Array untouched = y;
+  ops::linear(backend, make_args(shape, x, kGap, w.data(), plain_format(types.w), leaves, y));
+  std::vector<float> actual;
+  std::vector<double> expected, tolerance;
+  for (std::size_t r = 0; r < rows; ++r) {
+    for (std::size_t n = 0; n < outs; ++n) {
+      double sum = 0, magnitude = 0;
+      for (std::size_t k = 0; k < columns; ++k) {
+        const double term = double{x[r * (columns + kGap) + k]} * w[n * columns + k];
+        sum += term;
+        magnitude += std::abs(term);
+      }
+      actual.push_back(y[r * (outs + kGap) + n]);
+      expected.push_back(sum);
+      tolerance.push_back(kFp32Sum * magnitude);
+    }
+    EXPECT_EQ(first_difference(y.values(r * (outs + kGap) + outs, kGap),
+                               untouched.values(r * (outs + kGap) + outs, kGap)),
+              "");
+  }
+  expect_near(
+      actual, expected, tolerance, types.y,
+      fmt::format("{} x {} x {}, {} leaves", shape.rows, shape.outs, shape.columns, leaves));
+  y.expect_guards("y");
+  x.expect_unchanged("x");
+  w.expect_unchanged("w");
+}
+
+TEST(Linear, EqualsTheProductForAwkwardSizes) {
+  const auto backend = cpu_backend(2);
+  for (const Types& types : kTypes) {
+    for (const int columns : {1, 3, 15, 16, 17, 127}) {
+      for (const int rows : {1, 2, 3, 4, 5, 15, 16, 17, 33}) {
+        for (const int outs : {1, 3, 8, 71})
+          check_product(*backend, {rows, outs, columns}, types, 1);
+      }
+    }
+    check_product(*backend, {1, 130, 5000}, types, 8);
+    check_product(*backend, {19, 33, 5000}, types, 4);
+    check_product(*backend, {1, 9, 40000}, types, 1);  // longer than one chunk of x
+  }
+}
+
+// The pool's rows, as batch_dependence() wants them.
+auto rows_of(Backend& backend, const Array& pool, const Array& w, int outs, int columns,
+             const std::function<int(int rows)>& leaves) {
+  return [&backend, &pool, &w, outs, columns, leaves](const std::vector<int>& rows) {
+    std::vector<float> picked;
+    for (const int r : rows) {
+      const auto row =
+          pool.values(static_cast<std::size_t>(r * columns), static_cast<std::size_t>(columns));
+      picked.insert(picked.end(), row.begin(), row.end());
+    }
+    Array x(pool.dtype(), picked);
+    Array y(DType::kF32, rows.size() * static_cast<std::size_t>(outs));
+    const int num_rows = static_cast<int>(rows.size());
+    ops::linear(backend, make_args({num_rows, outs, columns}, x, 0, w.data(),
+                                   plain_format(w.dtype()), leaves(num_rows), y));
+    return y.values();
+  };
+}
+
+TEST(Linear, RowsDoNotDependOnTheirBatch) {
+  const auto backend = cpu_backend(2);
+  for (const Types& types : kTypes) {
+    for (const int columns : {33, 384, 2500}) {
+      const Array pool(types.x, random_normal(3, static_cast<std::size_t>(37 * columns)));
+      const Array w(types.w, random_normal(4, static_cast<std::size_t>(70 * columns)));
+      EXPECT_EQ(
+          batch_dependence(37, rows_of(*backend, pool, w, 70, columns, [](int) { return 1; })), "");
+    }
+  }
+}
+
+// The checker must be able to fail: an operator whose order of summation changes with the number of
+// rows is what it is there to catch.
+TEST(Linear, ShapeDependentMutantIsCaught) {
+  const auto backend = cpu_backend(2);
+  const Array pool(DType::kBF16, random_normal(3, 37 * 384));
+  const Array w(DType::kBF16, random_normal(4, 70 * 384));
+  EXPECT_NE(batch_dependence(37, rows_of(*backend, pool, w, 70, 384,
+                                         [](int rows) { return rows >= 8 ? 2 : 1; })),
+            "");
+}
+
+TEST(Linear, SameBitsOnEveryTargetAndThreadCount) {
+  for (const int rows : {1, 3, 8, 21}) {
+    const Shape shape{rows, 75, 1237};
+    EXPECT_EQ(machine_dependence([&](Backend& backend) {
+                Array x(DType::kBF16, random_normal(5, static_cast<std::size_t>(rows * 1237)));
+                Array w(DType::kBF16, random_normal(6, 75 * 1237));
+                Array y(DType::kF32, static_cast<std::size_t>(rows * 75));
+                ops::linear(backend, make_args(shape, x, 0, w.data(), WeightFormat::kBf16, 1, y));
+                return y.values();
+              }),
+              "");
+  }
+}
+
+// The ranks of a tensor-parallel group own subtrees of the leaves: what they add up to in the same
+// tree must be what one rank computes.
+TEST(Linear, LeavesFormOneTreeOverAnyNumberOfRanks) {
+  const auto backend = cpu_backend(2);
+  constexpr int kColumns = 8 * 136, kOuts = 37, kRows = 5, kLeaves = 8;
+  const Array x(DType::kBF16, random_normal(7, kRows * kColumns));
+  const Array w(DType::kBF16, random_normal(8, kOuts * kColumns));
+  const auto part = [&](int begin, int columns, int leaves) {
+    std::vector<float> xs, ws;
+    for (std::size_t r = 0; r < kRows; ++r) {
+      for (int k = 0; k < columns; ++k)
+        xs.push_back(x[r * kColumns + static_cast<std::size_t>(begin + k)]);
+    }
+    for (std::size_t n = 0; n < kOuts; ++n) {
+      for (int k = 0; k < columns; ++k)
+        ws.push_back(w[n * kColumns + static_cast<std::size_t>(begin + k)]);
+    }
+    Array part_x(DType::kBF16, xs), part_w(DType::kBF16, ws);
+    Array y(DType::kF32, kRows * kOuts);
+    ops::linear(*backend, make_args({kRows, kOuts, columns}, part_x, 0, part_w.data(),
+                                    WeightFormat::kBf16, leaves, y));
+    return y.values();
+  };
+  const std::vector<float> whole = part(0, kColumns, kLeaves);
+  for (int ranks = 2; ranks <= kLeaves; ranks *= 2) {
+    std::vector<std::vector<float>> sums;
+    const int columns = kColumns / ranks;
+    for (int r = 0; r < ranks; ++r) sums.push_back(part(r * columns, columns, kLeaves / ranks));
+    while (sums.size() > 1) {
+      std::vector<std::vector<float>> next;
+      for (std::size_t i = 0; i < sums.size(); i += 2) {
+        next.push_back(sums[i]);
+        for (std::size_t j = 0; j < next.back().size(); ++j) next.back()[j] += sums[i + 1][j];
+      }
+      sums = std::move(next);
+    }
+    EXPECT_EQ(first_difference(whole, sums[0]), "") << ranks << " ranks";
+  }
+  EXPECT_NE(first_difference(whole, part(0, kColumns, 1)), "") << "the leaves make no difference";
+}
+
+// Codes and scales of every quantized format, and the values they stand for.
+struct Quantized {
+  ops::LinearWeight weight;
+  std::vector<std::uint8_t> codes;
+  std::vector<std::uint8_t> scales;
+  std::vector<double> values;  // [outs, columns]
+};
+
+template <class T>
+void append(std::vector<std::uint8_t>& bytes, T value) {
+  const auto* p = reinterpret_cast<const std::uint8_t*>(&value);
+  bytes.insert(bytes.end(), p, p + sizeof(T));
+}
+
+Quantized quantize_at_random(WeightFormat format, DType scale_dtype, int outs, int columns,
+                             int block_rows, int block_cols, float scale_2) {
+  Quantized q;
+  const bool fp4 = format == WeightFormat::kNvfp4 || format == WeightFormat::kMxfp4;
+  const bool int8 = format == WeightFormat::kInt8Channel || format == WeightFormat::kInt8Group;
+  const bool channel = format == WeightFormat::kFp8Channel || format == WeightFormat::kInt8Channel;
+  if (channel || format == WeightFormat::kFp8Tensor) block_rows = 1, block_cols = columns;
+  const int per_row = (columns + block_cols - 1) / block_cols;
+  std::uint32_t state = 12345;
+  const auto next = [&] { return state = state * 1664525u + 1013904223u, state >> 16; };
+  std::vector<double> scale_values;
+  for (int i = 0; i < (outs + block_rows - 1) / block_rows * per_row; ++i) {
+    switch (scale_dtype) {
+      case DType::kF32:
+        append(q.scales, 0.01f * static_cast<float>(1 + next() % 100));
+        scale_values.push_back(reinterpret_cast<const float*>(q.scales.data())[i]);
+        break;
+      case DType::kBF16:
+        append(q.scales, to_bf16(0.01f * static_cast<float>(1 + next() % 100)));
+        scale_values.push_back(to_float(reinterpret_cast<const bf16*>(q.scales.data())[i]));
+        break;
+      case DType::kF16:
+        append(q.scales, static_cast<std::uint16_t>(0x2c00 + next() % 0x800));
+        scale_values.push_back(
+            f16_to_float(reinterpret_cast<const std::uint16_t*>(q.scales.data())[i]));
+        break;
+      case DType::kF8E4M3:
+        append(q.scales, static_cast<std::uint8_t>(0x28 + next() % 0x20));
+        scale_values.push_back(e4m3_to_float(q.scales[static_cast<std::size_t>(i)]));
+        break;
+      default:
+        append(q.scales, static_cast<std::uint8_t>(120 + next() % 10));
+        scale_values.push_back(e8m0_to_float(q.scales[static_cast<std::size_t>(i)]));
+    }
+  }
+  for (int n = 0; n < outs; ++n) {
+    for (int k = 0; k < columns; ++k) {
+      double code = 0;
+      const auto byte = static_cast<std::uint8_t>(next());
+      if (fp4) {
+        if (k % 2 == 0) q.codes.push_back(byte);
+        code = e2m1_to_float((q.codes.back() >> (k % 2 * 4)) & 0xf);
+      } else if (int8) {
+        q.codes.push_back(byte);
+        code = static_cast<std::int8_t>(byte);
+      } else {
+        q.codes.push_back((byte & 0x7f) == 0x7f ? 0 : byte);  // no NaN
+        code = e4m3_to_float(q.codes.back());
+      }
+      const double scale =
+          format == WeightFormat::kFp8Tensor
+              ? 1.0
+              : scale_values[static_cast<std::size_t>(n / block_rows * per_row + k / block_cols)];
+      const bool second = format == WeightFormat::kNvfp4 || format == WeightFormat::kFp8Tensor;
+      q.values.push_back(code * scale * (second ? double{scale_2} : 1.0));
+    }
+  }
+  q.weight = {.format = format,
+              .out_features = outs,
+              .in_features = columns,
+              .data = nullptr,
+              .scales = nullptr,
+              .scale_dtype = scale_dtype,
+              .block_rows = block_rows,
+              .block_cols = block_cols,
+              .scale_2 = scale_2};
+  return q;
+}
+
+TEST(Linear, QuantizedFormatsMultiplyTheirDequantizedValues) {
+  struct Case {
+    WeightFormat format;
+    DType scale_dtype;
+    int block_rows, block_cols;
+    float scale_2;
+  };
+  const Case cases[] = {{WeightFormat::kFp8Block, DType::kBF16, 128, 128, 1.0f},
+                        {WeightFormat::kFp8Block, DType::kF32, 128, 128, 1.0f},
+                        {WeightFormat::kFp8Block, DType::kF8E8M0, 128, 128, 1.0f},
+                        {WeightFormat::kFp8Tensor, DType::kF32, 0, 0, 0.37f},
+                        {WeightFormat::kFp8Channel, DType::kF32, 1, 0, 1.0f},
+                        {WeightFormat::kNvfp4, DType::kF8E4M3, 1, 16, 0.021f},
+                        {WeightFormat::kMxfp4, DType::kF8E8M0, 1, 32, 1.0f},
+                        {WeightFormat::kInt8Channel, DType::kF32, 1, 0, 1.0f},
+                        {WeightFormat::kInt8Group, DType::kF16, 1, 32, 1.0f},
+                        {WeightFormat::kInt8Group, DType::kF32, 1, 64, 1.0f}};
+  const auto backend = cpu_backend(2);
+  constexpr int kOuts = 137, kColumns = 448;  // partial blocks of 128 at both edges
+  for (const Case& c : cases) {
+    ASSERT_TRUE(ops::linear_supports(BackendKind::kCpu, c.format));
+    Quantized q = quantize_at_random(c.format, c.scale_dtype, kOuts, kColumns, c.block_rows,
+                                     c.block_cols, c.scale_2);
+    q.weight.data = q.codes.data();
+    q.weight.scales = q.scales.data();
+    for (const int rows : {1, 5}) {
+      Array x(DType::kBF16, random_normal(9, static_cast<std::size_t>(rows * kColumns)));
+      Array y(DType::kF32, static_cast<std::size_t>(rows * kOuts));
+      LinearArgs args = make_args({rows, kOuts, kColumns}, x, 0, nullptr, c.format, 4, y);
+      args.weight = q.weight;
+      ops::linear(*backend, args);
+      std::vector<double> expected, tolerance;
+      for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r) {
+        for (std::size_t n = 0; n < kOuts; ++n) {
+          double sum = 0, magnitude = 0;
+          for (std::size_t k = 0; k < kColumns; ++k) {
+            const double term = x[r * kColumns + k] * q.values[n * kColumns + k];
+            sum += term;
+            magnitude += std::abs(term);
+          }
+          expected.push_back(sum);
+          tolerance.push_back(kFp32Sum * magnitude);
+        }
+      }
+      expect_near(y.values(), expected, tolerance, DType::kF32,
+                  fmt::format("format {}", static_cast<int>(c.format)));
+      y.expect_guards("y");
+    }
+  }
+}
+
+TEST(Linear, RefusesArgumentsThatCannotBeRight) {
+  const auto backend = cpu_backend(1);
+  Array x(DType::kBF16, 64), w(DType::kBF16, 64 * 8), y(DType::kF32, 16);
+  const LinearArgs good = make_args({1, 8, 64}, x, 0, w.data(), WeightFormat::kBf16, 4, y);
+  EXPECT_NO_THROW(ops::linear(*backend, good));
+  const auto refused = [&](const std::function<void(LinearArgs&)>& spoil) {
+    LinearArgs args = good;
+    spoil(args);
+    EXPECT_THROW(ops::linear(*backend, args), Error);
+  };
+  refused([](LinearArgs& a) { a.num_leaves = 3; });
+  refused([](LinearArgs& a) { a.num_leaves = 128; });
+  refused([](LinearArgs& a) { a.weight.in_features = 63; });
+  refused([](LinearArgs& a) { a.x = nullptr; });
+  refused([](LinearArgs& a) { a.y = const_cast<void*>(a.x); });
+  refused([](LinearArgs& a) { a.x_dtype = DType::kF16; });
+  refused([](LinearArgs& a) { a.num_rows = 2, a.x_stride = 8; });
+  refused([](LinearArgs& a) { a.weight.format = WeightFormat::kFp8Block; });  // no scales
+}
+
+}  // namespace
+}  // namespace tandem::testing

@@ -1,0 +1,78 @@
+// What the operator tests share: random inputs, arrays between guard bands, comparison with a
+// double reference, and the checkers of the two promises that every operator makes: a value depends
+// neither on the machine (instruction set, threads) nor on its company in the batch.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/types.h"
+#include "kernels/backend.h"
+
+namespace tandem::testing {
+
+// Largest relative error of one rounding to bf16, with a little slack for the fp32 value under it.
+inline constexpr double kBf16Rounding = 0x1.02p-8;
+// fp32 sums of products, relative to the sum of the products' magnitudes.
+inline constexpr double kFp32Sum = 1e-6;
+// fp32 formulas with exp, rsqrt, sin or cos, relative to the magnitudes involved.
+inline constexpr double kFp32Formula = 4e-6;
+
+std::vector<float> random_normal(std::uint64_t seed, std::size_t count, float scale = 1.0f);
+std::vector<float> random_uniform(std::uint64_t seed, std::size_t count, float low, float high);
+
+// `count` elements of F32 or BF16 between guard bands; values are seen as floats.
+class Array {
+ public:
+  Array(DType dtype, std::size_t count);  // filled with a pattern that no result equals
+  Array(DType dtype, const std::vector<float>& values);
+
+  DType dtype() const { return dtype_; }
+  std::size_t size() const { return count_; }
+  void* data() { return bytes_.data() + kGuard; }
+  const void* data() const { return bytes_.data() + kGuard; }
+  void* at(std::size_t i) { return bytes_.data() + kGuard + i * dtype_bytes(dtype_); }
+  float* floats() { return static_cast<float*>(data()); }
+
+  float operator[](std::size_t i) const;
+  std::vector<float> values() const;  // after rounding to dtype
+  std::vector<float> values(std::size_t first, std::size_t count) const;
+  void set(std::size_t i, float value);
+
+  // Nothing outside the array was written; for inputs also nothing inside.
+  void expect_guards(const char* name) const;
+  void expect_unchanged(const char* name) const;
+
+ private:
+  static constexpr std::size_t kGuard = 128;
+  DType dtype_;
+  std::size_t count_;
+  std::vector<std::byte> bytes_;
+  std::vector<std::byte> original_;
+};
+
+std::unique_ptr<Backend> cpu_backend(int num_threads);
+
+// |actual - expected| <= absolute[i] (+ a bf16 rounding of expected), element by element.
+void expect_near(const std::vector<float>& actual, const std::vector<double>& expected,
+                 const std::vector<double>& tolerance, DType dtype, const std::string& what);
+
+// "" when bit for bit equal, otherwise where and how they first differ. NaN equals itself.
+std::string first_difference(const std::vector<float>& a, const std::vector<float>& b);
+
+// Runs `op` on every instruction set of this machine with 1, 2 and 3 threads; "" when all agree.
+std::string machine_dependence(const std::function<std::vector<float>(Backend&)>& op);
+
+// `op` computes the rows of a pool that are named, in that order, and returns their values one
+// after the other. Compares each row alone with the same row in random batches of many sizes; ""
+// when a row's value never changes.
+std::string batch_dependence(
+    int pool, const std::function<std::vector<float>(const std::vector<int>& rows)>& op);
+
+}  // namespace tandem::testing
