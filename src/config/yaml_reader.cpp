@@ -1,11 +1,13 @@
 #include "config/yaml_reader.h"
 
 #include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <array>
 #include <map>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 namespace tandem {
@@ -89,6 +91,38 @@ std::vector<ErrorText> check_text(std::string_view text, const std::string& name
   return problems;
 }
 
+// Notes where documents start and ignores what is in them.
+class DocumentStarts : public YAML::EventHandler {
+ public:
+  const std::optional<int>& last_line() const { return last_line_; }
+
+  void OnDocumentStart(const YAML::Mark& mark) override { last_line_ = mark.line + 1; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+
+ private:
+  std::optional<int> last_line_;
+};
+
+// The line where text after the first document starts. YAML::Load ignores such text, and
+// YAML::LoadAll of 0.7 never returns from a leading comma.
+std::optional<int> second_document_line(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  DocumentStarts starts;
+  if (!parser.HandleNextDocument(starts) || !parser.HandleNextDocument(starts)) return std::nullopt;
+  return starts.last_line();
+}
+
 RawValue to_raw(const YAML::Node& node, int depth = 0) {
   RawValue raw;
   switch (node.Type()) {
@@ -152,19 +186,19 @@ YamlDocument read_yaml(std::string_view text, const std::string& name) {
   document.problems = check_text(text, name);
   if (!document.problems.empty()) return document;
   try {
-    const auto nodes = YAML::LoadAll(replace_placeholders(text, Direction::kHide));
-    if (nodes.empty() || nodes.front().IsNull()) {
+    const auto protected_text = replace_placeholders(text, Direction::kHide);
+    const auto root = YAML::Load(protected_text);
+    if (const auto line = second_document_line(protected_text)) {
+      document.problems.push_back({"text after the end of the YAML document",
+                                   fmt::format("{}:{}", name, *line), "one document",
+                                   "remove what follows it, or the '---'"});
+    } else if (root.IsNull()) {
       document.problems.push_back({"the file is empty", name, "a map of keys", ""});
-    } else if (!nodes.front().IsMap()) {
-      document.problems.push_back(
-          {fmt::format("{} at the top level", describe(to_raw(nodes.front()))), name,
-           "a map of keys, 'model: {path: ...}'", ""});
-    } else if (nodes.size() > 1) {
-      document.problems.push_back({fmt::format("{} YAML documents", nodes.size()),
-                                   fmt::format("{}:{}", name, nodes[1].Mark().line + 1),
-                                   "one document", "remove the '---'"});
+    } else if (!root.IsMap()) {
+      document.problems.push_back({describe(to_raw(root)) + " at the top level", name,
+                                   "a map of keys, 'model: {path: ...}'", ""});
     } else {
-      document.items = read_map(nodes.front(), name, "", document.problems);
+      document.items = read_map(root, name, "", document.problems);
     }
   } catch (const YAML::Exception& e) {
     document.problems.push_back({"not valid YAML: " + e.msg,

@@ -84,7 +84,11 @@ const std::vector<BadJob> kBadJobs{
     {"section_is_scalar", "sampling: 3", "job.yaml:3: sampling", {"'3' is not a section", "a map"}},
     {"section_is_list", "run: [1]", "job.yaml:3: run", {"a list is not a section"}},
     {"key_is_list", "? [a, b]\n: 1", "job.yaml:3", {"a key that is not a word"}},
-    {"two_documents", "---\njob: b", "job.yaml:4", {"2 YAML documents", "one document"}},
+    {"two_documents",
+     "---\njob: b",
+     "job.yaml:3",
+     {"after the end of the YAML document", "one document"}},
+    {"closing_bracket", "}", "job.yaml:3", {"not valid YAML"}},
     {"syntax", "job: [1, 2", "job.yaml:3", {"not valid YAML"}},
     {"not_utf8", "job: a\n# caf\xe9", "job.yaml:4", {"byte 0xe9 is not UTF-8"}},
     {"zero_byte", std::string("job: a\0b", 8), "job.yaml:3", {"byte 0x00"}},
@@ -310,6 +314,8 @@ TEST(BadJob, FilesThatCannotBeReadGiveOneClearError) {
   EXPECT_THAT(message(), HasSubstr(": a list at the top level; expected a map"));
   write_text(file, "just words\n");
   EXPECT_THAT(message(), HasSubstr(": 'just words' at the top level; expected a map"));
+  write_text(file, ",\n");  // yaml-cpp finds endless documents in this
+  EXPECT_THAT(message(), HasSubstr("job.yaml:1: text after the end of the YAML document"));
   write_text(file, std::string(2 << 20, '#'));
   EXPECT_THAT(message(), HasSubstr("2097152 bytes, too many for a job file"));
   write_text(file, "a: " + std::string(100000, '['));  // must not overflow the stack
