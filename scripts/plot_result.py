@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Draws a result file: tokens/s by concurrency, acceptance by draft position, where the step time goes.
+
+Usage: plot_result.py RESULT.h5 [OUT.png]    needs h5py, numpy and matplotlib, and nothing of ours.
+"""
+import sys
+import h5py
+import matplotlib
+import numpy as np
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+PARTS = ["host_prepare_s", "device_compute_s", "collective_s", "sample_verify_s", "wait_device_s", "wait_rank_s"]
+
+def column(dataset):
+    fill = dataset.attrs.get("_FillValue")
+    return np.ma.masked_array(dataset[:]) if fill is None else np.ma.masked_equal(dataset[:], fill)
+
+def main(source, target):
+    figure, (speed, acceptance, split) = plt.subplots(1, 3, figsize=(13, 4), constrained_layout=True)
+    with h5py.File(source) as f:
+        summary = f["summary"]
+        whole = (summary["session"][:] == 0) & (summary["cache"].asstr()[:] == "all")
+        level, mean, low, high = (column(summary[k])[whole] for k in
+                                  ("concurrency", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max"))
+        speed.errorbar(level, mean, yerr=np.ma.clip([mean - low, high - mean], 0, None), fmt="o-", capsize=3)
+        speed.set(xlabel="concurrency", ylabel="tokens/s (bars: slowest and fastest run)")
+        counted = ~f["requests/warmup"][:]
+        proposed, accepted = (f[f"acceptance/{k}"][:][counted].sum(axis=0) for k in ("proposed", "accepted"))
+        acceptance.bar(np.arange(len(proposed)) + 1, accepted / np.maximum(proposed, 1))
+        acceptance.set(xlabel="draft position", ylabel="accepted / proposed", ylim=(0, 1))
+        steps = f["steps"]
+        first = (steps["rank"][:] == 0) & ~steps["warmup"][:] & (steps["kind"].asstr()[:] == "round")
+        means = [column(steps[k])[first].mean() if first.any() else np.ma.masked for k in PARTS]
+        split.barh([k[:-2].replace("_", " ") for k in PARTS], [0 if m is np.ma.masked else 1e3 * m for m in means])
+        split.set(xlabel="ms a round (rank 0)")
+        figure.suptitle(f"{f['passport'].attrs.get('job.name', source)}: {counted.sum()} rows, warm-up left out")
+    figure.savefig(target, dpi=150)
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    main(sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else sys.argv[1].removesuffix(".h5") + ".png")
