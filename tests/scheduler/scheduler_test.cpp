@@ -288,6 +288,22 @@ TEST(SchedulerPrefix, LongPromptsLeaveSnapshotsOnTheWayWhileSomeAreFree) {
                                "0:2048-2560", "0:2560-2944*"));
 }
 
+TEST(SchedulerPrefix, SnapshotsOnTheWayEndWholeBlocks) {
+  auto limits = base_limits();
+  limits.page_tokens = 256;
+  limits.num_pages = 64;
+  limits.max_batched_tokens = 1100;
+  Harness h(limits);
+  h.add(iota(0, 3400));
+  std::vector<std::string> all;
+  for (int i = 0; i < 4; ++i) {
+    const auto& plan = h.plan();
+    all.push_back(chunks_of(plan).at(0));
+    h.report(plan);
+  }
+  EXPECT_THAT(all, ElementsAre("0:0-1088", "0:1088-2176", "0:2176-3264", "0:3264-3328*"));
+}
+
 TEST(SchedulerPrefix, GeneratedPositionsAreNeverShared) {
   Harness h(base_limits());
   Sequence& seq = h.add(iota(0, 60), 100);
@@ -337,6 +353,25 @@ TEST(SchedulerAdmission, ShortPromptsLeaveLongOnesHalfThePass) {
   h.add(iota(0, 3000));
   for (int i = 1; i < 4; ++i) h.add(iota(10000 * i, 900));
   EXPECT_THAT(chunks_of(h.plan()), ElementsAre("0:0-256", "1:0-256"));
+}
+
+TEST(SchedulerAdmission, LeavesPagesForARoundOfThoseThatRun) {
+  auto limits = base_limits();
+  limits.num_pages = 7;
+  limits.draft_tokens = 3;
+  limits.prefix_cache = false;
+  Harness h(limits);
+  Sequence& running = h.add(iota(0, 40), 60);  // at most 100 tokens: 7 pages
+  h.prefill(running);
+  while (running.len() < 55) h.step();
+  ASSERT_EQ(running.pages.size(), 4u);
+  Sequence& newcomer = h.add(iota(1000, 30), 10);  // 3 pages, and 3 are free
+  h.step();
+  EXPECT_EQ(running.pages.size(), 4u);
+  EXPECT_FALSE(newcomer.is_active()) << "would be preempted in the next round but one";
+  h.scheduler.finish(running);
+  h.step();
+  EXPECT_TRUE(newcomer.is_active());
 }
 
 TEST(SchedulerAdmission, ConcurrencyCanChangeBetweenSteps) {
@@ -390,7 +425,10 @@ class SchedulerPreemption : public testing::Test {
     return limits;
   }
   void run_until_preemption() {
-    while (h.scheduler.num_preemptions() == 0) h.step();
+    while (h.scheduler.num_preemptions() == 0) {
+      younger.drafts = {1};  // more than the depth of 0: never verified
+      h.step();
+    }
   }
 
   Harness h{narrow_limits()};
@@ -405,6 +443,7 @@ TEST_F(SchedulerPreemption, TakesTheYoungestAndKeepsItsTokens) {
   EXPECT_EQ(younger.num_preemptions, 1);
   EXPECT_GT(younger.num_generated(), 40);
   EXPECT_EQ(younger.slot, -1);
+  EXPECT_THAT(younger.drafts, IsEmpty());
   EXPECT_THAT(younger.pages, IsEmpty());
 }
 
@@ -436,13 +475,16 @@ TEST_F(SchedulerPreemption, ComesBackWithPromptRowsThenForcedRounds) {
 }
 
 TEST_F(SchedulerPreemption, ComesBackBeforeThoseThatNeverRan) {
-  run_until_preemption();
+  h.scheduler.set_concurrency(2);
   Sequence& newcomer = h.add(iota(2000, 10), 10);
+  run_until_preemption();
+  h.step(3);
+  EXPECT_FALSE(newcomer.is_active()) << "overtook for lack of pages";
   h.scheduler.finish(older);
+  h.scheduler.set_concurrency(1);
   h.plan();
   EXPECT_TRUE(younger.is_active());
-  EXPECT_TRUE(newcomer.is_active());
-  EXPECT_LT(younger.admission_order, newcomer.admission_order);
+  EXPECT_FALSE(newcomer.is_active());
 }
 
 TEST_F(SchedulerPreemption, IdlePrefixesGoBeforeSequences) {
