@@ -1,5 +1,8 @@
 #include "checkpoint/quant_declaration.h"
 
+// GCC 12 sees an uninitialized std::function inside its own std::regex when sanitizers are on.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
@@ -259,6 +262,14 @@ class Reader {
   std::unordered_set<std::string> reported_;
 };
 
+// As Python's re.match: anchored at the start only. libstdc++ recurses once a character, so a name
+// from a damaged header must not be arbitrarily long.
+bool matches(const std::regex& pattern, const std::string& module) {
+  constexpr std::size_t kMaxNameBytes = 2048;
+  return module.size() <= kMaxNameBytes &&
+         std::regex_search(module, pattern, std::regex_constants::match_continuous);
+}
+
 json parse_object(const std::filesystem::path& path, FaultList& faults) {
   const std::string text = read_json_text(path, faults);
   json root = text.empty() ? json::object() : json::parse(text);
@@ -333,10 +344,10 @@ std::optional<Rule> QuantDeclaration::rule_for(const std::string& module) const 
       std::any_of(d.excluded_globs.begin(), d.excluded_globs.end(),
                   [&](const std::string& glob) { return glob_match(glob, module); }) ||
       std::any_of(d.excluded_patterns.begin(), d.excluded_patterns.end(),
-                  [&](const std::regex& pattern) { return std::regex_match(module, pattern); });
+                  [&](const std::regex& pattern) { return matches(pattern, module); });
   if (excluded) return Rule{};
   for (const auto& [pattern, rule] : d.by_pattern) {
-    if (std::regex_match(module, pattern)) return rule;
+    if (matches(pattern, module)) return rule;
   }
   return d.default_rule;
 }

@@ -240,7 +240,7 @@ TEST(QuantFormat, KnownWrongDeclarationsAreTolerated) {
 TEST(QuantFormat, CompressedTensorsGroups) {
   const std::string config = R"({"quant_method": "compressed-tensors", "format": "mixed-precision",
       "config_groups": {
-        "g0": {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 4, "type": "float",
+        "g0": {"targets": ["re:.*mlp"], "weights": {"num_bits": 4, "type": "float",
                "strategy": "tensor_group", "group_size": 16}},
         "g1": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float",
                "strategy": "channel"}}},
