@@ -49,8 +49,9 @@ Scheduler::PromptBudget Scheduler::prompt_budget(int round_rows, Admission admis
   const int half = align_down(rows / 2, cut_tokens_);
   std::int64_t short_rows = 0;
   for (const Sequence* seq : active_) {
-    if (!is_long(*seq, seq->num_computed))
+    if (!is_long(*seq, seq->num_computed)) {
       short_rows += std::max(0, seq->prompt_len - seq->num_computed);
+    }
   }
   if (admission == Admission::kOpen && short_rows < half) short_rows += waiting_short_rows(half);
   return {.rows = rows,
