@@ -74,22 +74,19 @@ std::string CpuBackend::description() const {
 }
 
 void* CpuBackend::allocate(std::size_t bytes) {
-  const std::size_t length = mapped_bytes(bytes);
+  // Far above any machine, and far enough from the end of std::size_t to round up.
+  constexpr std::size_t kAbsurd = std::size_t{1} << 60;
+  const std::size_t length = bytes < kAbsurd ? mapped_bytes(bytes) : kAbsurd;
   const std::size_t alignment = alignment_of(bytes);
   const std::size_t slack = alignment - page_bytes();
-  void* raw = MAP_FAILED;
-  if (length <= SIZE_MAX - slack) {
-    raw = mmap(nullptr, length + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  }
+  void* raw =
+      mmap(nullptr, length + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) {
     throw Error(
         ExitCode::kDoesNotFit,
-        {.what = fmt::format(
-             "the system gave no {} of memory: {}",
-             format_bytes(static_cast<std::int64_t>(std::min<std::size_t>(bytes, INT64_MAX))),
-             std::strerror(errno)),
+        {.what = fmt::format("the system gave no {} of memory: {}",
+                             format_bytes(static_cast<std::int64_t>(length)), std::strerror(errno)),
          .where = "cpu backend",
-         .expected = "",
          .remedy = "lower memory.kv_bytes or scheduler.max_sequences, or free memory"});
   }
   // Cut the block out of the larger mapping; deallocate() then needs its size only.

@@ -33,7 +33,7 @@ struct SampleParams {
   float top_p = 1;
   float min_p = 0;
   std::int32_t top_k = 0;  // 0: off
-  RngKey key;
+  RngKey key{};
   std::uint32_t position = 0;  // of the token being chosen
 };
 
