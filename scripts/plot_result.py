@@ -24,15 +24,17 @@ def main(source, target):
         level, mean, low, high = (column(summary[k])[whole] for k in
                                   ("concurrency", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max"))
         speed.errorbar(level, mean, yerr=np.ma.clip([mean - low, high - mean], 0, None), fmt="o-", capsize=3)
-        speed.set(xlabel="concurrency", ylabel="tokens/s (bars: slowest and fastest run)")
+        speed.set(xlabel="concurrency", ylabel="tokens/s (bars: slowest and fastest run)", xticks=level, ylim=(0, None))
         counted = ~f["requests/warmup"][:]
         proposed, accepted = (f[f"acceptance/{k}"][:][counted].sum(axis=0) for k in ("proposed", "accepted"))
-        acceptance.bar(np.arange(len(proposed)) + 1, accepted / np.maximum(proposed, 1))
-        acceptance.set(xlabel="draft position", ylabel="accepted / proposed", ylim=(0, 1))
+        position = np.arange(len(proposed)) + 1
+        acceptance.bar(position, accepted / np.maximum(proposed, 1))
+        acceptance.set(xlabel="draft position", ylabel="accepted / proposed", xticks=position, ylim=(0, 1))
         steps = f["steps"]
         first = (steps["rank"][:] == 0) & ~steps["warmup"][:] & (steps["kind"].asstr()[:] == "round")
-        means = [column(steps[k])[first].mean() if first.any() else np.ma.masked for k in PARTS]
-        split.barh([k[:-2].replace("_", " ") for k in PARTS], [0 if m is np.ma.masked else 1e3 * m for m in means])
+        parts = {k[:-2].replace("_", " "): column(steps[k])[first] for k in PARTS}
+        means = {k: 1e3 * v.mean() for k, v in parts.items() if v.count() > 0}  # what was never measured is not drawn
+        split.barh(list(means), list(means.values()))
         split.set(xlabel="ms a round (rank 0)")
         figure.suptitle(f"{f['passport'].attrs.get('job.name', source)}: {counted.sum()} rows, warm-up left out")
     figure.savefig(target, dpi=150)

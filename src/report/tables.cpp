@@ -36,6 +36,25 @@ std::string spread(const SummaryRow& row) {
   return fmt::format("{:.2f}..{:.2f}", *row.tokens_per_s_min, *row.tokens_per_s_max);
 }
 
+// Whether the row's requests found their prompts cached: cold, warm, or mixed.
+std::string_view cache_state(const LevelReport& level) {
+  if (level.warm_requests == 0) return "cold";
+  return level.warm_requests == level.summary.requests ? "warm" : "mixed";
+}
+
+// The lines people want: cold and warm apart only where a level has both.
+std::vector<const LevelReport*> telling_levels(const ResultReport& report) {
+  std::vector<const LevelReport*> lines;
+  const LevelReport* whole = nullptr;
+  for (const auto& level : report.levels) {
+    if (level.summary.cache == "all") whole = &level;
+    const bool repeats = level.summary.cache != "all" && whole != nullptr &&
+                         whole->summary.requests == level.summary.requests;
+    if (!repeats) lines.push_back(&level);
+  }
+  return lines;
+}
+
 using Cells = std::vector<std::string>;
 
 // Columns as wide as their widest cell, right-aligned.
@@ -55,7 +74,7 @@ Cells level_cells(const LevelReport& level) {
   const auto& s = level.summary;
   return {fmt::format("{}", s.concurrency),
           s.session == 0 ? "all" : fmt::format("{}", s.session),
-          s.cache,
+          std::string(cache_state(level)),
           fmt::format("{}", s.requests),
           fmt::format("{}", s.runs),
           lengths(level.prompt_tokens),
@@ -78,13 +97,13 @@ void print_levels(std::ostream& out, const ResultReport& report) {
        "tok/s/req", "TTFT p50", "p95", "ITL p50", "p95", "p99", "accept", "failed"},
       {"", "", "", "", "", "tokens", "tokens", "all", "of runs", "p50", "ms", "ms", "ms", "ms",
        "ms", "%", ""}};
-  for (const auto& level : report.levels) rows.push_back(level_cells(level));
+  for (const auto* level : telling_levels(report)) rows.push_back(level_cells(*level));
   print_aligned(out, rows);
-  fmt::print(
-      out,
-      "  lengths are min..median..max; tok/s is all completion tokens over the wall time of the "
-      "runs;\n  warm: part of the prompt came from the prefix cache; {} = missing\n",
-      kMissing);
+  fmt::print(out,
+             "  n: requests; lengths are min..median..max; tok/s is all completion tokens over the "
+             "wall time of the "
+             "runs;\n  warm: part of the prompt came from the prefix cache; {} = missing\n",
+             kMissing);
 }
 
 void print_acceptance(std::ostream& out, const ResultReport& report) {
@@ -312,20 +331,20 @@ void print_latex(std::ostream& out, const std::vector<ResultReport>& reports) {
     const auto file = latex_escape(report.file.substr(report.file.rfind('/') + 1));
     std::optional<LengthRange> prompts;
     std::optional<LengthRange> completions;
-    for (const auto& level : report.levels) {
-      const auto& s = level.summary;
+    for (const auto* level : telling_levels(report)) {
+      const auto& s = level->summary;
       if (s.session != 0) continue;
       if (s.cache == "all") {
-        prompts = level.prompt_tokens;
-        completions = level.completion_tokens;
+        prompts = level->prompt_tokens;
+        completions = level->completion_tokens;
       }
       auto range = spread(s);
       if (const auto dots = range.find(".."); dots != std::string::npos)
         range.replace(dots, 2, "--");
       fmt::print(out, "{} & {} & {} & {} & {} & {} & {} & {} & {} & {} & {} \\\\\n", file,
-                 s.concurrency, s.cache, s.requests, s.runs, number(s.tokens_per_s, 2), range,
-                 milliseconds(s.ttft_s_p50), milliseconds(s.itl_s_p50), milliseconds(s.itl_s_p95),
-                 percent(s.acceptance));
+                 s.concurrency, cache_state(*level), s.requests, s.runs, number(s.tokens_per_s, 2),
+                 range, milliseconds(s.ttft_s_p50), milliseconds(s.itl_s_p50),
+                 milliseconds(s.itl_s_p95), percent(s.acceptance));
     }
     caption += fmt::format(" {}: ", file);
     for (const auto& line : condition_lines(report)) {

@@ -1,6 +1,7 @@
 // What the disk and other processes can do to a result file.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <hdf5.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/mount.h>
@@ -48,6 +49,22 @@ RequestRecord bulky_request(std::int64_t index) {
     r.logit_hashes.push_back(state * 0x9E3779B97F4A7C15ull);
   }
   return r;
+}
+
+// Where in the file the middle of a dataset's first chunk lies.
+std::size_t middle_of_chunk(const std::filesystem::path& file, const char* dataset) {
+  const hid_t id = H5Fopen(file.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  const hid_t data = H5Dopen2(id, dataset, H5P_DEFAULT);
+  hsize_t offset = 0;
+  unsigned mask = 0;
+  haddr_t address = 0;
+  hsize_t bytes = 0;
+  const hid_t space = H5Dget_space(data);
+  EXPECT_GE(H5Dget_chunk_info(data, space, 0, &offset, &mask, &address, &bytes), 0);
+  H5Sclose(space);
+  H5Dclose(data);
+  H5Fclose(id);
+  return address + bytes / 2;
 }
 
 class SmallFileSystem {
@@ -260,6 +277,9 @@ TEST(Disk, DamagedFilesAreOneClearError) {
   expect_refused("text.h5", "{\"not\": \"hdf5\"}");
   expect_refused("half.h5", good.substr(0, good.size() / 2));
   expect_refused("tail.h5", good.substr(0, good.size() - 1));
+  auto flipped = good;
+  flipped.at(middle_of_chunk(dir / "good.h5", "/tokens/time_s")) ^= 1;
+  expect_refused("flipped.h5", flipped);
   try {
     read_result(dir / "none.h5", {});
     ADD_FAILURE();

@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <set>
+#include <thread>
+#include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "output/columns.h"
 #include "output/result_reader.h"
 #include "tests/output/sample_records.h"
@@ -193,6 +197,37 @@ TEST(ResultWriter, FlushesByItself) {
   while (read_result(dir / "a.h5", {}).requests.empty()) {
     ASSERT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
   }
+}
+
+// Engine, sampler, log and failure guard all hand over rows while the writer thread flushes.
+TEST(ResultWriter, ManyThreadsSubmit) {
+  constexpr std::int64_t kThreads = 4;
+  constexpr std::int64_t kEach = 100;
+  const TempDir dir;
+  auto options = sample_options(dir / "a.h5", kThreads * kEach);
+  options.flush_every_s = 0.01;
+  options.max_pending_bytes = 20'000;  // a few rows: back-pressure all the time
+  ResultWriter writer(std::move(options));
+  log_set_sink([&writer](LogLevel level, std::string_view text) {
+    writer.submit(LogEvent{.level = level, .text = std::string(text)});
+  });
+  std::vector<std::thread> threads;
+  for (std::int64_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&writer, t] {
+      for (std::int64_t i = 0; i < kEach; ++i) writer.submit(sample_request(t * kEach + i));
+    });
+  }
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(writer.flush_now(std::chrono::seconds(60)));
+  for (auto& thread : threads) thread.join();
+  log_set_sink(nullptr);
+  writer.finish(ExitCode::kDone);
+  const auto contents = read_result(dir / "a.h5", kEverything);
+  std::set<std::string> ids;
+  for (const auto& row : contents.requests) ids.insert(row.id);
+  EXPECT_EQ(contents.requests.size(), static_cast<std::size_t>(kThreads * kEach));
+  EXPECT_EQ(ids.size(), contents.requests.size());
+  ASSERT_FALSE(contents.log.empty()) << "the back-pressure warning";
+  EXPECT_NE(contents.log[0].text.find("the engine waits for the disk"), std::string::npos);
 }
 
 TEST(ResultWriter, DestructorSavesWithoutFinish) {
