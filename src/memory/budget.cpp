@@ -83,17 +83,18 @@ void require_fit(const RankPlan& plan, const HostBudget& budget) {
     }
     knobs.push_back(std::move(text));
   }
+  const std::string more_ranks = "use more ranks on more hosts";
   throw Error(
       ExitCode::kDoesNotFit,
-      {.what = fmt::format("{} per rank needed, {} to be had, {} missing\n{}",
+      {.what = fmt::format("{} per rank needed, {} to be had, {} missing",
                            format_bytes(plan.needed_bytes()), format_bytes(budget.per_rank_bytes()),
-                           format_bytes(missing), render_plan(plan, budget)),
+                           format_bytes(missing)),
        .where = fmt::format("memory of rank {} on {}", plan.rank, budget.host),
-       .remedy = knobs.empty()
-                     ? "use more ranks on more hosts"
-                     : fmt::format("change one or more of\n    {}\n    or use more ranks on "
-                                   "more hosts",
-                                   fmt::join(knobs, "\n    "))});
+       .remedy = fmt::format("{}\n{}",
+                             knobs.empty() ? more_ranks
+                                           : fmt::format("change one or more of\n  {}\nor {}",
+                                                         fmt::join(knobs, "\n  "), more_ranks),
+                             render_plan(plan, budget))});
 }
 
 std::string render_plan(const RankPlan& plan, const HostBudget& budget) {

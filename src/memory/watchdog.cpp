@@ -161,7 +161,8 @@ class MemoryWatchdog::Worker {
       try {
         look();
       } catch (const std::exception& e) {
-        log_warning("memory watchdog: {}", e.what());
+        if (!complained_) log_warning("memory watchdog: {}", e.what());
+        complained_ = true;
       }
       lock.lock();
       wake_.wait_for(lock, std::chrono::duration<double>(period_), [this] { return ending_; });
@@ -204,6 +205,7 @@ class MemoryWatchdog::Worker {
   MemoryJudge judge_;
   MemoryVerdict last_ = MemoryVerdict::kFine;
   bool stopped_ = false;
+  bool complained_ = false;
   std::optional<double> last_sample_s_;
 
   Reader reader_;

@@ -45,10 +45,22 @@ struct RankStatus {
   std::string operation_text() const { return operation.data(); }
 };
 
+// Whether the message has been written to stderr already, by another rank.
+enum class Spoken : std::uint8_t { kNo, kYes };
+
 struct RankInfo {
   char host[256] = {};
   long pid = 0;
 };
+
+std::string packed(const Failure& failure, Spoken spoken) {
+  FrameWriter body;
+  body.put(static_cast<std::int32_t>(failure.rank)).put(static_cast<std::int32_t>(failure.code));
+  body.put(failure.step).put_text(failure.operation);
+  body.put_text(failure.message.substr(0, 1 << 16));
+  body.put(spoken);
+  return body.body();
+}
 
 }  // namespace
 
@@ -89,12 +101,12 @@ class RankGuard::Core {
   void check_peers(double now);
   void check_launcher(double now);
   void check_stalls();
-  void peer_lost(const Peer& peer, const std::string& how);
+  void peer_lost(Peer& peer, const std::string& how);
   Failure describe(int rank, const RankStatus& status, ExitCode code,
                    const std::string& what) const;
   // On rank 0: says what happened, has the results saved, ends all ranks.
-  [[noreturn]] void conclude(const Failure& failure);
-  [[noreturn]] void end_without_root(const Peer& root, const std::string& how);
+  [[noreturn]] void conclude(const Failure& failure, Spoken spoken = Spoken::kNo);
+  [[noreturn]] void end_without_root(Peer& root, const std::string& how);
   void wake();
 
   const int rank_;
@@ -204,10 +216,7 @@ void RankGuard::Core::fail(const ErrorText& text, ExitCode code) {
     if (!own_failure_) {
       own_failure_ = failure;
       if (!is_root()) {
-        FrameWriter body;
-        body.put(static_cast<std::int32_t>(code)).put(failure.step);
-        body.put_text(failure.operation).put_text(failure.message.substr(0, 1 << 16));
-        queue_.push_back({FrameType::kFailure, body.body()});
+        queue_.push_back({FrameType::kFailure, packed(failure, Spoken::kNo)});
       }
     }
   }
@@ -368,16 +377,15 @@ void RankGuard::Core::handle(Peer& peer, const Frame& frame) {
       break;
     }
     case FrameType::kFailure: {
-      Failure failure{.rank = peer.rank,
-                      .host = infos_[static_cast<std::size_t>(peer.rank)].host,
-                      .pid = infos_[static_cast<std::size_t>(peer.rank)].pid,
-                      .operation = {},
-                      .message = {}};
+      Failure failure{.rank = body.get<std::int32_t>(), .host = {}, .operation = {}, .message = {}};
+      TANDEM_CHECK(failure.rank >= 0 && failure.rank < size_, "failure of rank {}", failure.rank);
+      failure.host = infos_[static_cast<std::size_t>(failure.rank)].host;
+      failure.pid = infos_[static_cast<std::size_t>(failure.rank)].pid;
       failure.code = static_cast<ExitCode>(body.get<std::int32_t>());
       failure.step = body.get<std::uint64_t>();
       failure.operation = body.get_text();
       failure.message = body.get_text();
-      conclude(failure);
+      conclude(failure, body.get<Spoken>());
     }
     case FrameType::kGoodbye: {
       const std::scoped_lock lock(mutex_);
@@ -406,7 +414,7 @@ void RankGuard::Core::check_peers(double now) {
   }
 }
 
-void RankGuard::Core::peer_lost(const Peer& peer, const std::string& how) {
+void RankGuard::Core::peer_lost(Peer& peer, const std::string& how) {
   if (is_root()) {
     conclude(describe(peer.rank, peer.status, ExitCode::kRankFailure, "is lost (" + how + ")"));
   }
@@ -430,10 +438,7 @@ void RankGuard::Core::check_launcher(double now) {
   const std::scoped_lock lock(mutex_);
   if (own_failure_) return;
   own_failure_ = failure;
-  FrameWriter body;
-  body.put(static_cast<std::int32_t>(failure.code)).put(failure.step);
-  body.put_text(failure.operation).put_text(failure.message);
-  peers_[0].link.send(FrameType::kFailure, body.body());
+  peers_[0].link.send(FrameType::kFailure, packed(failure, Spoken::kNo));
 }
 
 // One rank that hangs makes all others hang in the next collective, so all clocks run out together.
@@ -477,7 +482,7 @@ Failure RankGuard::Core::describe(int rank, const RankStatus& status, ExitCode c
                                  status.operation_text())};
 }
 
-void RankGuard::Core::conclude(const Failure& failure) {
+void RankGuard::Core::conclude(const Failure& failure, Spoken spoken) {
   // Speaking and saving happen on a thread that may be left behind: both can wait for a lock that
   // the main thread holds while it hangs.
   struct Progress {
@@ -492,8 +497,8 @@ void RankGuard::Core::conclude(const Failure& failure) {
     (*progress).*mark = true;
     progress->changed.notify_all();
   };
-  std::thread([this, failure, reach] {
-    log_error("{}; stopping all ranks", failure.message);
+  std::thread([this, failure, spoken, reach] {
+    if (spoken == Spoken::kNo) log_error("{}; stopping all ranks", failure.message);
     reach(&Progress::spoken);
     try {
       if (options_.on_failure) options_.on_failure(failure);
@@ -525,7 +530,7 @@ void RankGuard::Core::conclude(const Failure& failure) {
 
 // Rank 0 is gone, and with it the writer of the results and the one voice. One survivor speaks:
 // rank 1, or the first rank on another host if it is the whole host that is silent.
-void RankGuard::Core::end_without_root(const Peer& root, const std::string& how) {
+void RankGuard::Core::end_without_root(Peer& root, const std::string& how) {
   const std::string root_host = infos_[0].host;
   int speaker = 1;
   if (root.link.open()) {
@@ -542,6 +547,8 @@ void RankGuard::Core::end_without_root(const Peer& root, const std::string& how)
   if (rank_ == speaker) {
     log_error("{}; results up to the last flush are in the file; stopping", failure.message);
   }
+  // If rank 0 was only stopped, or the network was, it can still save when it comes back.
+  root.link.send(FrameType::kFailure, packed(failure, Spoken::kYes));
   _exit(static_cast<int>(ExitCode::kRankFailure));
 }
 
