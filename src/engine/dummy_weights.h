@@ -1,0 +1,14 @@
+// Random weights in the shapes of a checkpoint that is not there: full-size rehearsals without a
+// download. A value depends on the tensor's name and the element's place in the whole tensor, so
+// every number of ranks sees the same model.
+#pragma once
+
+#include <vector>
+
+#include "checkpoint/loader.h"
+
+namespace tandem {
+
+void fill_dummy_weights(const std::vector<TensorRequest>& requests);
+
+}  // namespace tandem

@@ -1,0 +1,482 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "engine/validators.h"
+#include "kernels/ops/elementwise.h"
+
+namespace tandem {
+namespace {
+
+std::int64_t element_row_bytes(const Model& model, DType dtype) {
+  return model.hidden_width() * static_cast<std::int64_t>(dtype_bytes(dtype));
+}
+
+}  // namespace
+
+Engine::Engine(EngineDeps deps, EngineSettings settings)
+    : deps_(std::move(deps)),
+      settings_(std::move(settings)),
+      context_{deps_.backend, deps_.comm, deps_.program.scratch(),
+               settings_.limits.shape.activations},
+      scheduler_(settings_.limits.scheduler),
+      timer_(deps_.comm) {
+  const auto& shape = settings_.limits.shape;
+  deps_.backend.zero(deps_.program.tables().page_table,
+                     sizeof(std::int32_t) * static_cast<std::size_t>(shape.max_sequences) *
+                         static_cast<std::size_t>(shape.pages_per_sequence));
+  deps_.backend.zero(deps_.program.tables().pending_rows,
+                     sizeof(std::int32_t) * static_cast<std::size_t>(shape.max_sequences));
+  const auto rows = static_cast<std::size_t>(deps_.program.max_logit_rows());
+  params_.reserve(rows);
+  sampled_.resize(rows);
+  draft_requests_.reserve(static_cast<std::size_t>(shape.max_sequences));
+  finished_.reserve(static_cast<std::size_t>(shape.max_sequences));
+}
+
+double Engine::now_s() const { return monotonic_s() - settings_.time_zero_s; }
+
+StopReason Engine::run_group(const RunGroup& group, std::span<const Request* const> requests) {
+  group_ = group;
+  by_index_.clear();
+  requests_done_ = 0;
+  requests_total_ = static_cast<std::int64_t>(requests.size());
+  group_tokens_ = group_drafted_ = group_accepted_ = 0;
+  scheduler_.set_concurrency(group.concurrency);
+  if (settings_.clear_cache_between_groups) scheduler_.clear_prefix_cache();
+
+  group_start_s_ = now_s();
+  GroupRecord record;
+  record.concurrency = group.concurrency;
+  record.run_index = group.run_index;
+  record.warmup = group.warmup;
+  record.start_s = group_start_s_;
+  if (deps_.sink != nullptr) deps_.sink->group_changed(record);
+
+  for (int i = 0; i < static_cast<int>(requests.size()); ++i) {
+    const Request& request = *requests[static_cast<std::size_t>(i)];
+    if (!request.invalid_reason.empty()) {
+      fail(request, "invalid_prompt", request.invalid_reason);
+      continue;
+    }
+    auto entry = std::make_unique<InFlight>(request, i, settings_.limits.scheduler.max_context,
+                                            deps_.tokenizer);
+    entry->arrival_s = now_s();
+    if (const auto reason = scheduler_.add(entry->seq)) {
+      fail(request, "never_fits", *reason);
+      continue;
+    }
+    by_index_.emplace(i, std::move(entry));
+  }
+
+  StopReason stop = StopReason::kNone;
+  while (!scheduler_.idle()) {
+    timer_.start_step();
+    stop = exchange();
+    if (stop != StopReason::kNone) break;
+    const StepPlan& plan = scheduler_.plan_step(Admission::kOpen);
+    TANDEM_CHECK(!plan.empty(), "nothing planned while requests wait");
+    run_step(plan);
+    close_step();
+  }
+  // The last step's times are still to be told, and its checksum to be compared.
+  if (stop == StopReason::kNone) exchange();
+
+  if (stop != StopReason::kNone) {
+    for (auto& [index, entry] : by_index_) {
+      if (entry->seq.state != SequenceState::kFinished) scheduler_.cancel(entry->seq);
+    }
+  } else {
+    record.end_s = now_s();
+    if (deps_.sink != nullptr) deps_.sink->group_changed(record);
+  }
+  by_index_.clear();
+  return stop;
+}
+
+StopReason Engine::exchange() {
+  const StepMessage mine{.step = step_,
+                         .checksum = checksum_,
+                         .stop = deps_.stop_reason ? deps_.stop_reason() : StopReason::kNone,
+                         .previous_duration_s = last_duration_s_,
+                         .previous = last_split_};
+  const StepTimer::Scope timed(timer_, &StepSplit::wait_rank_s);
+  const BeaconScope scope(&deps_.beacon, "waiting for the other ranks between steps",
+                          WaitsForPeers::kYes);
+  const auto all = deps_.group.all_gather(mine);
+
+  StopReason stop = StopReason::kNone;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    stop = std::max(stop, all[r].stop);
+    if (all[r].checksum != all[0].checksum || all[r].step != all[0].step) {
+      throw Error(
+          ExitCode::kRankFailure,
+          {.what = fmt::format("the ranks' results diverge: after step {} rank {} has token "
+                               "checksum {:016x}, rank 0 has {:016x} after step {}",
+                               all[r].step, r, all[r].checksum, all[0].checksum, all[0].step),
+           .where = "engine",
+           .expected = "equal tokens on all ranks of a tensor-parallel group",
+           .remedy = "run `tandem doctor`; the requests finished before this step are saved"});
+    }
+  }
+  if (have_last_record_ && deps_.sink != nullptr && settings_.store_steps) {
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      StepRecord record = last_record_;
+      record.rank = static_cast<std::int64_t>(r);
+      record.duration_s = all[r].previous_duration_s;
+      record.host_prepare_s = all[r].previous.host_prepare_s;
+      record.device_compute_s = all[r].previous.device_compute_s;
+      record.collective_s = all[r].previous.collective_s;
+      record.sample_verify_s = all[r].previous.sample_verify_s;
+      record.wait_rank_s = all[r].previous.wait_rank_s;
+      if (r != 0) record.output_tokens = 0;
+      deps_.sink->step_finished(record);
+    }
+  }
+  have_last_record_ = false;
+  return stop;
+}
+
+void Engine::close_step() {
+  last_split_ = timer_.split();
+  last_duration_s_ = monotonic_s() - timer_.start_s();
+  const double measured_s = last_split_.device_compute_s + last_split_.collective_s +
+                            last_split_.sample_verify_s + last_split_.wait_rank_s;
+  last_split_.host_prepare_s = std::max(0.0, last_duration_s_ - measured_s);
+  last_record_ = record_;
+  have_last_record_ = true;
+  ++step_;
+  deps_.beacon.step.store(static_cast<std::uint64_t>(step_), std::memory_order_relaxed);
+  report_status();
+}
+
+void Engine::run_step(const StepPlan& plan) {
+  const auto& limits = settings_.limits;
+  record_ = StepRecord{};
+  record_.step = step_;
+  record_.start_s = now_s();
+  record_.kind = plan.rounds.empty() ? StepKind::kPrompt : StepKind::kRound;
+  record_.concurrency = group_.concurrency;
+  record_.warmup = group_.warmup;
+  record_.sequences = scheduler_.num_active();
+  record_.prompt_tokens = plan.num_prompt_rows;
+  record_.draft_depth = limits.draft_tokens;
+  record_.pages_in_use = scheduler_.pages().num_in_use();
+  record_.waiting_requests = scheduler_.num_waiting();
+  finished_.clear();
+  apply_resets(plan);
+  if (!plan.chunks.empty()) prompt_pass(plan);
+  if (!plan.rounds.empty()) round_pass(plan);
+  for (InFlight* request : finished_) finish(*request);
+}
+
+void Engine::apply_resets(const StepPlan& plan) {
+  for (const auto& reset : plan.resets) {
+    const int slot = reset.seq->slot;
+    if (reset.restore_snapshot == kNoSnapshot) {
+      deps_.program.reset_slot(deps_.backend, slot);
+    } else {
+      deps_.program.restore_slot(deps_.backend, slot, reset.restore_snapshot);
+    }
+    deps_.program.tables().pending_rows[slot] = 0;
+    auto& request = in_flight(reset.seq);
+    if (!request.scheduled_s) request.scheduled_s = now_s();
+  }
+}
+
+void Engine::write_page_table(const Sequence& seq) {
+  std::int32_t* row = deps_.program.tables().page_table +
+                      std::int64_t{seq.slot} * settings_.limits.shape.pages_per_sequence;
+  std::copy(seq.pages.begin(), seq.pages.end(), row);
+}
+
+void Engine::prompt_pass(const StepPlan& plan) {
+  auto& program = deps_.program;
+  auto& batch = program.batch();
+  batch.clear(ops::RowClass::kPrompt);
+  for (const auto& chunk : plan.chunks) {
+    write_page_table(*chunk.seq);
+    batch.add_segment(chunk.seq->slot, chunk.start, chunk.ends_prompt);
+    for (int p = chunk.start; p < chunk.end(); ++p) {
+      batch.add_row(chunk.seq->tokens[static_cast<std::size_t>(p)]);
+    }
+  }
+  {
+    const BeaconScope scope(&deps_.beacon, "prompt pass", WaitsForPeers::kNo);
+    const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
+    program.model().forward(context_, batch.view(), program.hidden());
+    if (program.drafter() != nullptr) {
+      program.drafter()->observe_prompt(context_, batch.view(), program.hidden());
+    }
+    for (const auto& chunk : plan.chunks) {
+      program.tables().pending_rows[chunk.seq->slot] = 0;
+      if (chunk.save_snapshot != kNoSnapshot) {
+        program.save_slot(deps_.backend, chunk.seq->slot, chunk.save_snapshot);
+      }
+    }
+  }
+
+  params_.clear();
+  for (std::size_t i = 0; i < plan.chunks.size(); ++i) {
+    const auto& chunk = plan.chunks[i];
+    if (!chunk.yields_token) continue;
+    const auto& segment = batch.segment(static_cast<int>(i));
+    program.logit_rows()[params_.size()] = segment.first_row + segment.num_rows - 1;
+    params_.push_back(sample_params(*chunk.seq, chunk.end()));
+  }
+  auto tokens = sample_rows();
+
+  draft_requests_.clear();
+  for (const auto& chunk : plan.chunks) {
+    auto& request = in_flight(chunk.seq);
+    scheduler_.complete_chunk(chunk);
+    if (chunk.yields_token) {
+      const bool alive = emit(request, tokens.front());
+      tokens = tokens.subspan(1);
+      if (!alive) {
+        finished_.push_back(&request);
+        continue;
+      }
+    }
+    if (chunk.ends_prompt) {
+      const auto& seq = request.seq;
+      want_drafts(request, seq.prompt_len,
+                  std::span(seq.tokens).subspan(static_cast<std::size_t>(seq.prompt_len), 1),
+                  DraftRequest::kCarriedHidden);
+    }
+  }
+  if (program.drafter() != nullptr) {
+    const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
+    program.drafter()->draft(context_, draft_requests_, program.hidden());
+  }
+}
+
+void Engine::round_pass(const StepPlan& plan) {
+  auto& program = deps_.program;
+  auto& batch = program.batch();
+  batch.clear(ops::RowClass::kGenerated);
+  params_.clear();
+  for (const auto& entry : plan.rounds) {
+    auto& seq = *entry.seq;
+    write_page_table(seq);
+    batch.add_segment(seq.slot, entry.start);
+    for (int i = 0; i < entry.num_rows; ++i) {
+      const int position = entry.start + i;
+      const bool known = entry.forced || i == 0;
+      if (!entry.forced) {
+        program.logit_rows()[params_.size()] = batch.num_rows();
+        params_.push_back(sample_params(seq, position + 1));
+      }
+      batch.add_row(known ? seq.tokens[static_cast<std::size_t>(position)]
+                          : seq.drafts[static_cast<std::size_t>(i - 1)]);
+    }
+  }
+  {
+    const BeaconScope scope(&deps_.beacon, "round", WaitsForPeers::kNo);
+    const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
+    program.model().forward(context_, batch.view(), program.hidden());
+  }
+  auto tokens = sample_rows();
+
+  draft_requests_.clear();
+  for (std::size_t i = 0; i < plan.rounds.size(); ++i) {
+    const auto& entry = plan.rounds[i];
+    auto& request = in_flight(entry.seq);
+    auto& seq = request.seq;
+    const auto& segment = batch.segment(static_cast<int>(i));
+    int accepted_rows = entry.num_rows;
+    bool alive = true;
+    if (!entry.forced) {
+      const auto mine = tokens.first(static_cast<std::size_t>(entry.num_rows));
+      tokens = tokens.subspan(static_cast<std::size_t>(entry.num_rows));
+      const auto drafts = std::span<const std::int32_t>(seq.drafts)
+                              .first(static_cast<std::size_t>(entry.num_rows - 1));
+      sampled_ids_.clear();
+      for (const auto& token : mine) sampled_ids_.push_back(token.id);
+      const int accepted = count_accepted(drafts, sampled_ids_);
+      request.acceptance.count_round(entry.num_rows - 1, accepted);
+      record_.draft_tokens += entry.num_rows - 1;
+      record_.accepted_tokens += accepted;
+      if (deps_.on_round) deps_.on_round(request, drafts, accepted);
+      accepted_rows = accepted + 1;
+      for (int r = 0; r < accepted_rows && alive; ++r) {
+        alive = emit(request, mine[static_cast<std::size_t>(r)]);
+        if (!alive) request.discarded_tokens += accepted_rows - 1 - r;
+      }
+    }
+    program.tables().pending_rows[seq.slot] = accepted_rows;
+    if (!alive) {
+      finished_.push_back(&request);
+      continue;
+    }
+    scheduler_.complete_round(entry, accepted_rows);
+    want_drafts(request, entry.start + 1,
+                std::span(seq.tokens)
+                    .subspan(static_cast<std::size_t>(entry.start + 1),
+                             static_cast<std::size_t>(accepted_rows)),
+                segment.first_row);
+  }
+  if (program.drafter() != nullptr) {
+    const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
+    program.drafter()->draft(context_, draft_requests_, program.hidden());
+  }
+  group_drafted_ += record_.draft_tokens;
+  group_accepted_ += record_.accepted_tokens;
+}
+
+std::span<const SampledToken> Engine::sample_rows() {
+  if (params_.empty()) return {};
+  auto& program = deps_.program;
+  const BeaconScope scope(&deps_.beacon, "sampling", WaitsForPeers::kNo);
+  const int n = static_cast<int>(params_.size());
+  const std::int64_t row_bytes = element_row_bytes(program.model(), context_.activations);
+  {
+    const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
+    ops::gather_rows(deps_.backend, {.x = program.hidden(),
+                                     .rows = program.logit_rows(),
+                                     .num_rows = n,
+                                     .row_bytes = row_bytes,
+                                     .y_stride_bytes = row_bytes,
+                                     .y = program.head_input()});
+    program.model().logits(context_, program.head_input(), n, program.logits());
+  }
+  const StepTimer::Scope timed(timer_, &StepSplit::sample_verify_s);
+  const auto out = std::span(sampled_).first(static_cast<std::size_t>(n));
+  program.sampler().sample(context_, program.logits(), params_, settings_.sample, out);
+  return out;
+}
+
+ops::SampleParams Engine::sample_params(const Sequence& seq, int position) const {
+  const auto& s = seq.request->sampling;
+  return {.temperature = s.temperature,
+          .top_p = s.top_p,
+          .min_p = s.min_p,
+          .top_k = s.top_k,
+          .key = {.seed = s.seed, .request = request_key(*seq.request)},
+          .position = static_cast<std::uint32_t>(position)};
+}
+
+bool Engine::emit(InFlight& request, const SampledToken& token) {
+  auto& seq = request.seq;
+  seq.tokens.push_back(token.id);
+  const std::int64_t event[3] = {seq.index, seq.len(), token.id};
+  checksum_ = xxh3_64(event, sizeof event, checksum_);
+  request.token_times_s.push_back(now_s());
+  request.token_steps.push_back(step_);
+  if (settings_.sample.logprobs) request.logprobs.push_back(token.logprob);
+  if (settings_.sample.logit_hashes) request.logit_hashes.push_back(token.logit_hash);
+  ++record_.output_tokens;
+  ++group_tokens_;
+
+  const bool stop_id = std::find(settings_.stop_ids.begin(), settings_.stop_ids.end(), token.id) !=
+                       settings_.stop_ids.end();
+  request.stop_string_hit = request.stop.push(token.id).has_value();
+  if (request.stop_string_hit || (stop_id && !request.request().sampling.ignore_eos)) {
+    request.finish = FinishReason::kStop;
+  } else if (seq.len() == seq.limit_len) {
+    request.finish = FinishReason::kLength;
+  }
+  return !request.finish.has_value();
+}
+
+int Engine::wanted_drafts(const Sequence& seq) const {
+  if (seq.state != SequenceState::kRunning) return 0;
+  // The row of the last useful draft is that of position limit_len - 2: it yields the last token.
+  return std::clamp(seq.limit_len - 2 - (seq.len() - 1), 0, settings_.limits.draft_tokens);
+}
+
+void Engine::want_drafts(InFlight& request, int first_position,
+                         std::span<const std::int32_t> tokens, int first_hidden_row) {
+  if (deps_.program.drafter() == nullptr) return;
+  draft_requests_.push_back({.slot = request.seq.slot,
+                             .first_position = first_position,
+                             .tokens = tokens,
+                             .first_hidden_row = first_hidden_row,
+                             .num_drafts = wanted_drafts(request.seq),
+                             .drafts = &request.seq.drafts});
+}
+
+void Engine::finish(InFlight& request) {
+  // An unfinished character at the end becomes U+FFFD, which may itself complete a stop string.
+  if (!request.stop_string_hit && request.stop.finish()) request.finish = FinishReason::kStop;
+  scheduler_.finish(request.seq);
+  ++requests_done_;
+  if (deps_.sink != nullptr) deps_.sink->request_finished(make_record(request));
+}
+
+void Engine::fail(const Request& request, const std::string& error_class, const std::string& text) {
+  ++requests_done_;
+  if (deps_.sink == nullptr) return;
+  RequestRecord record;
+  record.id = request.id;
+  record.tags = request.tags;
+  record.run_index = group_.run_index;
+  record.concurrency = group_.concurrency;
+  record.warmup = group_.warmup;
+  record.finish_reason = FinishReason::kError;
+  record.error_class = error_class;
+  record.error_text = text;
+  record.seed = request.sampling.seed;
+  record.arrival_s = now_s();
+  record.prompt_ids = request.prompt_ids;
+  if (settings_.store_text) record.prompt_text = request.prompt_text;
+  deps_.sink->request_finished(std::move(record));
+}
+
+RequestRecord Engine::make_record(const InFlight& request) const {
+  const auto& seq = request.seq;
+  RequestRecord record;
+  record.id = request.request().id;
+  record.tags = request.request().tags;
+  record.run_index = group_.run_index;
+  record.concurrency = group_.concurrency;
+  record.warmup = group_.warmup;
+  record.cached_prompt_tokens = seq.cached_prompt_tokens;
+  record.thinking_tokens = request.stop.thinking_tokens();
+  record.discarded_tokens = request.discarded_tokens;
+  record.finish_reason = *request.finish;
+  record.seed = request.request().sampling.seed;
+  record.arrival_s = request.arrival_s;
+  record.scheduled_s = request.scheduled_s;
+  record.first_token_s = request.token_times_s.front();
+  record.last_token_s = request.token_times_s.back();
+  record.draft_rounds = request.acceptance.rounds();
+  record.bonus_tokens = request.acceptance.bonus_tokens();
+  record.draft_proposed = request.acceptance.proposed();
+  record.draft_accepted = request.acceptance.accepted();
+  record.prompt_ids = request.request().prompt_ids;
+  record.completion_ids.assign(seq.tokens.begin() + seq.prompt_len, seq.tokens.end());
+  record.token_times_s = request.token_times_s;
+  record.token_steps = request.token_steps;
+  record.logprobs = request.logprobs;
+  record.logit_hashes = request.logit_hashes;
+  const std::string& text = request.stop.text();
+  run_validators(request.request(), std::string_view(text).substr(request.stop.answer_begin()),
+                 record);
+  record.repetition = ends_in_repetition(record.completion_ids);
+  if (settings_.store_text) {
+    record.prompt_text = request.request().prompt_text;
+    record.completion_text = text;
+  }
+  return record;
+}
+
+void Engine::report_status() {
+  if (!deps_.on_status) return;
+  deps_.on_status({.group = &group_,
+                   .requests_done = requests_done_,
+                   .requests_total = requests_total_,
+                   .running = scheduler_.num_active(),
+                   .waiting = scheduler_.num_waiting(),
+                   .output_tokens = group_tokens_,
+                   .pages_in_use = scheduler_.pages().num_in_use(),
+                   .num_pages = scheduler_.pages().num_pages(),
+                   .drafted = group_drafted_,
+                   .accepted = group_accepted_,
+                   .group_seconds = now_s() - group_start_s_});
+}
+
+}  // namespace tandem

@@ -1,0 +1,151 @@
+// The step loop. Every rank of a tensor-parallel group runs it on the same requests and takes the
+// same decisions, because all it decides on is equal on all ranks: the scheduler's state and the
+// sampled tokens. What only one rank can know (a signal, memory running out) travels in a small
+// message at the start of each step, together with a checksum over the tokens emitted so far and
+// the times of the step before.
+//
+// One step: slots change hands; one pass over prompt rows; one round over generated rows (verify
+// what was drafted, accept, draft again). Commit, rollback and lengths are decided here and nowhere
+// else: a rejection is a smaller pending_rows, nothing is copied back.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/device_program.h"
+#include "engine/engine_limits.h"
+#include "engine/in_flight.h"
+#include "engine/result_sink.h"
+#include "engine/run_groups.h"
+#include "engine/step_timer.h"
+#include "parallel/host_comm.h"
+#include "parallel/step_beacon.h"
+#include "prompts/tokenizer.h"
+#include "scheduler/scheduler.h"
+
+namespace tandem {
+
+// Why a job ends early; the most urgent one wins when several ranks ask.
+enum class StopReason : std::int32_t { kNone = 0, kInterrupted = 1, kMemory = 2 };
+
+struct EngineSettings {
+  EngineLimits limits;
+  SampleOptions sample;
+  bool store_text = true;
+  bool store_steps = true;
+  std::vector<std::int32_t> stop_ids;
+  bool clear_cache_between_groups = true;
+  double time_zero_s = 0;  // monotonic time of the job's start on this host
+};
+
+// Snapshot of the loop for progress displays.
+struct EngineStatus {
+  const RunGroup* group = nullptr;
+  std::int64_t requests_done = 0;
+  std::int64_t requests_total = 0;
+  std::int64_t running = 0;
+  std::int64_t waiting = 0;
+  std::int64_t output_tokens = 0;  // of this group
+  std::int64_t pages_in_use = 0;
+  std::int64_t num_pages = 0;
+  std::int64_t drafted = 0;
+  std::int64_t accepted = 0;
+  double group_seconds = 0;
+};
+
+struct EngineDeps {
+  Backend& backend;
+  DeviceComm& comm;       // of the tensor-parallel group
+  const HostComm& group;  // the same ranks, for the messages between steps
+  StepBeacon& beacon;
+  DeviceProgram& program;
+  const Tokenizer& tokenizer;
+  ResultSink* sink = nullptr;  // leaders only
+  // This rank's wish to stop, asked once a step.
+  std::function<StopReason()> stop_reason;
+  std::function<void(const EngineStatus&)> on_status;  // leaders; once a step
+  // For tests: every verified round with its drafts and the number accepted.
+  std::function<void(const InFlight&, std::span<const std::int32_t> drafts, int accepted)> on_round;
+};
+
+class Engine {
+ public:
+  Engine(EngineDeps deps, EngineSettings settings);
+
+  // Runs the requests to their ends, in order of arrival, at most group.concurrency at a time.
+  // Returns why it stopped early, or kNone. Throws Error{kRankFailure} when the ranks' tokens
+  // diverge.
+  StopReason run_group(const RunGroup& group, std::span<const Request* const> requests);
+
+  std::int64_t num_steps() const { return step_; }
+  const Scheduler& scheduler() const { return scheduler_; }
+
+ private:
+  // What the ranks tell each other at the start of a step.
+  struct StepMessage {
+    std::int64_t step = 0;
+    std::uint64_t checksum = 0;  // over all tokens emitted so far
+    StopReason stop = StopReason::kNone;
+    std::int32_t reserved = 0;
+    double previous_duration_s = 0;
+    StepSplit previous;  // times of the step before, for /steps
+  };
+
+  StopReason exchange();
+  void run_step(const StepPlan& plan);
+  void close_step();
+  void apply_resets(const StepPlan& plan);
+  void prompt_pass(const StepPlan& plan);
+  void round_pass(const StepPlan& plan);
+  // Appends a sampled token; returns false when the request has ended with it.
+  bool emit(InFlight& request, const SampledToken& token);
+  void finish(InFlight& request);
+  void fail(const Request& request, const std::string& error_class, const std::string& text);
+  RequestRecord make_record(const InFlight& request) const;
+  void write_page_table(const Sequence& seq);
+  ops::SampleParams sample_params(const Sequence& seq, int position) const;
+  std::span<const SampledToken> sample_rows();
+  int wanted_drafts(const Sequence& seq) const;
+  void want_drafts(InFlight& request, int first_position, std::span<const std::int32_t> tokens,
+                   int first_hidden_row);
+  InFlight& in_flight(const Sequence* seq) { return *by_index_.at(seq->index); }
+  double now_s() const;
+  void report_status();
+
+  EngineDeps deps_;
+  EngineSettings settings_;
+  LayerContext context_;
+  Scheduler scheduler_;
+  StepTimer timer_;
+
+  RunGroup group_;
+  std::unordered_map<int, std::unique_ptr<InFlight>> by_index_;
+  std::int64_t step_ = 0;
+  std::uint64_t checksum_ = 0;
+  std::int64_t requests_done_ = 0;
+  std::int64_t requests_total_ = 0;
+  std::int64_t group_tokens_ = 0;
+  std::int64_t group_drafted_ = 0;
+  std::int64_t group_accepted_ = 0;
+  double group_start_s_ = 0;
+
+  StepRecord record_;           // of the step at work
+  double last_duration_s_ = 0;  // of the step before
+  StepSplit last_split_;
+  StepRecord last_record_;
+  bool have_last_record_ = false;
+
+  // Scratch of a step, reused.
+  std::vector<ops::SampleParams> params_;
+  std::vector<SampledToken> sampled_;
+  std::vector<std::int32_t> sampled_ids_;
+  std::vector<DraftRequest> draft_requests_;
+  std::vector<InFlight*> finished_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,32 @@
+// What a result file says about how it was made: the host's facts (output/passport.h) and the
+// job's.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/job_file.h"
+#include "engine/engine_limits.h"
+#include "engine/model_files.h"
+#include "output/passport.h"
+#include "output/resume.h"
+#include "parallel/rank_layout.h"
+#include "prompts/request.h"
+
+namespace tandem {
+
+struct JobDescription {
+  const ResolvedJob& job;
+  const ModelFiles& files;
+  const RankLayout& layout;
+  const EngineLimits& limits;
+  const std::vector<Request>& requests;
+  std::string prompt_file_sha256;
+};
+
+Passport job_passport(const JobDescription& description);
+// Everything that can change a token, for --resume.
+RunFacts job_run_facts(const JobDescription& description);
+
+}  // namespace tandem

@@ -1,0 +1,99 @@
+#include "engine/rank_engine.h"
+
+#include <algorithm>
+
+#include "engine/dummy_weights.h"
+#include "memory/host_memory.h"
+#include "parallel/mpi_device_comm.h"
+
+namespace tandem {
+namespace {
+
+MemoryPlan make_plan(const RankEngineInputs& in, Backend& backend) {
+  const MemorySampler sampler;
+  const auto& place = in.layout.place();
+  const HostBudget budget =
+      host_budget(sampler.sample(), place.host, in.job.memory.reserve_bytes, place.ranks_on_host);
+  return plan_memory({.job = in.job,
+                      .limits = resolve_limits(in.job, in.files.config),
+                      .config = in.files.config,
+                      .checkpoint = in.files.checkpoint,
+                      .tensor_parallel = {in.layout.tensor_rank, in.layout.tensor},
+                      .valid_vocab = in.files.tokenizer.vocab_size(),
+                      .backend = backend,
+                      .budget = budget,
+                      .process = process_baseline(sampler.process()),
+                      .rank = in.layout.rank});
+}
+
+// All ranks must cut their contexts into the same pages: the smallest pool decides.
+MemoryPlan agree_on_pages(const RankEngineInputs& in, MemoryPlan plan, Backend& backend) {
+  const auto pages = in.world.all_gather(plan.limits.shape.num_pages);
+  const int least = *std::min_element(pages.begin(), pages.end());
+  if (least == plan.limits.shape.num_pages) return plan;
+  JobConfig job = in.job;
+  job.memory.kv_bytes = least * plan.page_bytes;
+  RankEngineInputs smaller{job, in.files, in.world, in.layout, in.beacon, {}, {}};
+  return make_plan(smaller, backend);
+}
+
+}  // namespace
+
+BackendKind resolve_backend(BackendChoice choice) {
+  switch (choice) {
+    case BackendChoice::kCpu:
+      return BackendKind::kCpu;
+    case BackendChoice::kCuda:
+      return BackendKind::kCuda;
+    case BackendChoice::kAuto:
+      break;
+  }
+  return default_backend();
+}
+
+RankEngine::RankEngine(const RankEngineInputs& in)
+    : group_(in.world.split(in.layout.replica, in.layout.tensor_rank)) {
+  const auto phase = [&](const char* name) {
+    if (in.on_phase) in.on_phase(name);
+  };
+  phase("plan");
+  in.world.together([&] {
+    backend_ = make_backend(resolve_backend(in.job.backend), {});
+    plan_ = std::make_unique<MemoryPlan>(make_plan(in, *backend_));
+  });
+  in.world.together([&] { *plan_ = agree_on_pages(in, std::move(*plan_), *backend_); });
+  comm_ = make_mpi_device_comm(group_, &in.beacon);
+
+  phase("kv");
+  in.world.together([&] {
+    arenas_ = std::make_unique<PartArenas>(*backend_, plan_->counts);
+    program_ = std::make_unique<DeviceProgram>(
+        *arenas_, DeviceProgramInputs{.limits = plan_->limits,
+                                      .config = in.files.config,
+                                      .checkpoint = in.files.checkpoint,
+                                      .tensor_parallel = {in.layout.tensor_rank, in.layout.tensor},
+                                      .valid_vocab = in.files.tokenizer.vocab_size(),
+                                      .backend = *backend_});
+  });
+
+  phase("load");
+  in.world.together([&] {
+    const auto& requests = program_->model().weight_requests();
+    if (in.files.dummy_weights) {
+      fill_dummy_weights(requests);
+      return;
+    }
+    const Loader loader(in.files.checkpoint, requests,
+                        {.ignore = program_->model().ignored_tensors()});
+    load_stats_ = loader.load({.drop_page_cache = in.job.memory.drop_page_cache,
+                               .scan_for_nan = true,
+                               .progress = in.on_load});
+  });
+  phase("steady");
+}
+
+LayerContext RankEngine::context() {
+  return {*backend_, *comm_, program_->scratch(), plan_->limits.shape.activations};
+}
+
+}  // namespace tandem

@@ -1,0 +1,57 @@
+// A rank that is ready to run: backend, collectives, memory, weights, step loop. Building one is
+// the whole start-up after the files are known; every step that can fail on one rank alone is
+// agreed between all before the next collective.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "engine/engine.h"
+#include "engine/memory_plan.h"
+#include "engine/model_files.h"
+#include "engine/part_arenas.h"
+#include "parallel/rank_layout.h"
+
+namespace tandem {
+
+struct RankEngineInputs {
+  const JobConfig& job;
+  const ModelFiles& files;
+  const HostComm& world;
+  const RankLayout& layout;
+  StepBeacon& beacon;
+  // Called on every rank with each phase that begins: "plan", "kv", "load", "steady".
+  std::function<void(const std::string&)> on_phase;
+  std::function<void(const LoadProgress&)> on_load;
+};
+
+class RankEngine {
+ public:
+  // Collective over `world`. Throws the same Error on all ranks.
+  explicit RankEngine(const RankEngineInputs& inputs);
+
+  const MemoryPlan& plan() const { return *plan_; }
+  const LoadStats& load_stats() const { return load_stats_; }
+  Backend& backend() { return *backend_; }
+  DeviceComm& comm() { return *comm_; }
+  const HostComm& group() const { return group_; }
+  DeviceProgram& program() { return *program_; }
+  std::string plan_text() const { return plan_text_; }
+  LayerContext context();
+
+ private:
+  HostComm group_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<DeviceComm> comm_;
+  std::unique_ptr<MemoryPlan> plan_;
+  std::unique_ptr<PartArenas> arenas_;
+  std::unique_ptr<DeviceProgram> program_;
+  LoadStats load_stats_;
+  std::string plan_text_;
+};
+
+// The backend a job asks for.
+BackendKind resolve_backend(BackendChoice choice);
+
+}  // namespace tandem

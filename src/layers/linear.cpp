@@ -1,0 +1,53 @@
+#include "layers/linear.h"
+
+#include <utility>
+
+namespace tandem {
+
+int num_tree_leaves(std::int64_t blocks) {
+  int leaves = 1;
+  while (leaves < 8 && blocks % (2 * leaves) == 0) leaves *= 2;
+  return leaves;
+}
+
+ColumnLinear::ColumnLinear(WeightBinder& binder, const std::string& name, std::int64_t out,
+                           std::int64_t in, std::vector<RowRange> rows)
+    : weight_(binder.matrix(name, out, in, std::move(rows), std::nullopt)) {}
+
+void ColumnLinear::forward(const LayerContext& context, const void* x, int rows, void* y,
+                           DType y_dtype) const {
+  ops::linear(context.backend, {.x = x,
+                                .x_dtype = context.activations,
+                                .x_stride = weight_.in_features,
+                                .num_rows = rows,
+                                .weight = weight_,
+                                .num_leaves = 1,
+                                .y = y,
+                                .y_dtype = y_dtype,
+                                .y_stride = weight_.out_features});
+}
+
+RowLinear::RowLinear(WeightBinder& binder, const std::string& name, std::int64_t out,
+                     std::int64_t in, std::int64_t tree_blocks) {
+  const auto [rank, size] = binder.tensor_parallel();
+  weight_ = binder.matrix(name, out, in, {}, split_even_cols(in, rank, size));
+  // Where the ranks do not own whole subtrees (three ranks, say) each rank's share is one leaf; the
+  // level rank_invariant is refused for such a layout.
+  const int leaves = num_tree_leaves(tree_blocks);
+  local_leaves_ = leaves % size == 0 ? leaves / size : 1;
+}
+
+void RowLinear::forward(const LayerContext& context, const void* x, int rows, float* y) const {
+  ops::linear(context.backend, {.x = x,
+                                .x_dtype = context.activations,
+                                .x_stride = weight_.in_features,
+                                .num_rows = rows,
+                                .weight = weight_,
+                                .num_leaves = local_leaves_,
+                                .y = y,
+                                .y_dtype = DType::kF32,
+                                .y_stride = weight_.out_features});
+  context.comm.all_reduce_tree_f32(y, static_cast<std::int64_t>(rows) * weight_.out_features);
+}
+
+}  // namespace tandem

@@ -1,0 +1,50 @@
+// Linear layers by the way they are split over ranks. Parallelism is a property of the layer: model
+// files name a tensor and its kind and never compute shard sizes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/ops/linear.h"
+#include "layers/layer_context.h"
+#include "layers/weight_binder.h"
+
+namespace tandem {
+
+// Leaves of the reduction tree over a K axis that is split over ranks in units of `blocks` (heads,
+// quantization blocks, or single columns): the largest power of two up to 8 that divides them. A
+// constant of the tensor, never of the rank count (determinism.md, rule 2).
+int num_tree_leaves(std::int64_t blocks);
+
+// Output features split over ranks (or whole on every rank): y = x W_r^T, no communication.
+class ColumnLinear {
+ public:
+  // `rows`: the rows this rank keeps; empty: all (replicated).
+  ColumnLinear(WeightBinder& binder, const std::string& name, std::int64_t out, std::int64_t in,
+               std::vector<RowRange> rows);
+
+  std::int64_t out_features() const { return weight_.out_features; }
+  // x [rows, in] in the activations' type -> y [rows, out of this rank], row stride y_stride.
+  void forward(const LayerContext& context, const void* x, int rows, void* y, DType y_dtype) const;
+
+ private:
+  ops::LinearWeight weight_;
+};
+
+// Input features split over ranks: the sum over ranks is taken in the tensor's tree, in fp32.
+class RowLinear {
+ public:
+  // `tree_blocks`: units that a leaf must not cut.
+  RowLinear(WeightBinder& binder, const std::string& name, std::int64_t out, std::int64_t in,
+            std::int64_t tree_blocks);
+
+  // x [rows, in / ranks] -> y [rows, out] fp32, the whole sum on every rank.
+  void forward(const LayerContext& context, const void* x, int rows, float* y) const;
+
+ private:
+  ops::LinearWeight weight_;
+  int local_leaves_ = 1;
+};
+
+}  // namespace tandem

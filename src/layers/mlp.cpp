@@ -1,0 +1,38 @@
+#include "layers/mlp.h"
+
+#include "kernels/ops/elementwise.h"
+
+namespace tandem {
+namespace {
+
+std::vector<RowRange> my_rows(const WeightBinder& binder, std::int64_t n) {
+  return {split_even(n, binder.tensor_parallel().rank, binder.tensor_parallel().size)};
+}
+
+}  // namespace
+
+GatedMlp::GatedMlp(WeightBinder& binder, const std::string& prefix, std::int64_t hidden,
+                   std::int64_t intermediate)
+    : gate_(binder, prefix + "gate_proj.weight", intermediate, hidden,
+            my_rows(binder, intermediate)),
+      up_(binder, prefix + "up_proj.weight", intermediate, hidden, my_rows(binder, intermediate)),
+      down_(binder, prefix + "down_proj.weight", hidden, intermediate, intermediate) {}
+
+void GatedMlp::forward(const LayerContext& context, const void* x, int rows, float* out) const {
+  const Scratch::Mark mark(context.scratch);
+  const std::int64_t width = gate_.out_features();
+  void* gate = context.scratch.take(context.activations, rows * width);
+  void* up = context.scratch.take(context.activations, rows * width);
+  if (context.scratch.measuring()) return;
+  gate_.forward(context, x, rows, gate, context.activations);
+  up_.forward(context, x, rows, up, context.activations);
+  ops::silu_mul(context.backend, {.gate = gate,
+                                  .up = up,
+                                  .dtype = context.activations,
+                                  .num_rows = rows,
+                                  .width = static_cast<int>(width),
+                                  .y = gate});
+  down_.forward(context, gate, rows, out);
+}
+
+}  // namespace tandem
