@@ -132,7 +132,6 @@ StopReason Engine::exchange() {
       record.collective_s = all[r].previous.collective_s;
       record.sample_verify_s = all[r].previous.sample_verify_s;
       record.wait_rank_s = all[r].previous.wait_rank_s;
-      if (r != 0) record.output_tokens = 0;
       deps_.sink->step_finished(record);
     }
   }

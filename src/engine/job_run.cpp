@@ -178,6 +178,7 @@ class JobRun {
       WriterOptions writer;
       writer.file = shared_.output_file;
       writer.flush_every_s = job.output.flush_every_s;
+      writer.ranks_per_replica = layout_.tensor;
       writer.facts = job_run_facts(description);
       writer.passport = job_passport(description);
       if (options_.hash_weights) {

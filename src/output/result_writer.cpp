@@ -417,7 +417,7 @@ void ResultWriter::Impl::check_step_tokens(const H5File& file) const {
   }
   std::int64_t in_rows = 0;
   for (const auto& row : read_rows(file, schema::kRequests)) {
-    if (row.session == session_.session) in_rows += row.completion_tokens + row.discarded_tokens;
+    if (row.session == session_.session) in_rows += row.completion_tokens;
   }
   TANDEM_CHECK(!any || in_steps == in_rows,
                "{}: the steps of session {} made {} tokens, its requests hold {}",
