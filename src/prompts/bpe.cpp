@@ -16,7 +16,7 @@
 namespace tandem {
 namespace {
 
-constexpr std::size_t kCacheSlots = std::size_t{1} << 16;  // 4 MiB
+constexpr std::size_t kCacheSlots = std::size_t{1} << 17;  // 8 MiB
 // Up to here scanning all ranks for the lowest beats a heap; beyond, its square would hurt.
 constexpr std::size_t kShortSymbols = 64;
 constexpr std::int32_t kNoRank = std::numeric_limits<std::int32_t>::max();

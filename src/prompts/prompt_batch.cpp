@@ -24,11 +24,13 @@ constexpr std::size_t kMaxListedFaults = 50;
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 std::string read_prompt_file(const fs::path& path) {
+  std::error_code ignored;
   std::ifstream in(path, std::ios::binary);
   std::ostringstream out;
-  // An empty file sets failbit on `out`, which is no fault of reading.
-  if (in && in.peek() != std::ifstream::traits_type::eof()) out << in.rdbuf();
-  if (!fs::is_regular_file(path) || in.bad() || !out)
+  // Copying nothing at all would set failbit on `out`.
+  const bool has_bytes = in && in.peek() != std::ifstream::traits_type::eof();
+  if (has_bytes) out << in.rdbuf();
+  if (!fs::is_regular_file(path, ignored) || !in.is_open() || in.bad() || !out)
     throw Error(ExitCode::kPrompts, {.what = "the prompt file cannot be read",
                                      .where = path.string(),
                                      .expected = "a readable JSONL file",

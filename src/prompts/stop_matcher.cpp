@@ -13,7 +13,10 @@ StopMatcher::StopMatcher(const Tokenizer& tokenizer, const Request& request)
       think_open_(tokenizer.token_id("<think>")),
       think_close_(tokenizer.token_id("</think>")),
       in_thinking_(request.thinking) {
-  for (const std::string& stop : stops_) stop_ids_.push_back(tokenizer.token_id(stop));
+  for (const std::string& stop : stops_) {
+    TANDEM_CHECK(!stop.empty(), "an empty stop string");
+    stop_ids_.push_back(tokenizer.token_id(stop));
+  }
 }
 
 std::optional<StopHit> StopMatcher::push(std::int32_t id) {
