@@ -6,7 +6,6 @@
 
 #include <filesystem>
 
-#include "base/units.h"
 
 namespace tandem {
 namespace {
