@@ -36,8 +36,15 @@ struct DotRows {
   int count = 0;
 };
 
+// What a pass over weight rows does for the pass after it. Weights that come from memory are asked
+// for one tile ahead: at every row's end the hardware's own prefetch loses the track.
+enum class Ahead { kNothing, kNextRows };
+
+inline constexpr int kLineBytes = 64;
+inline constexpr int kIntoL2 = 2;  // __builtin_prefetch's locality: the first level holds x
+
 // lanes[o][r][16] += partial sums of w row o with x row r over `length` elements.
-template <int kOuts, int kRows, class TW>
+template <int kOuts, int kRows, Ahead kAhead, class TW>
 HWY_INLINE void dot_tile(const TW* w, std::int64_t w_stride, const float* x, std::int64_t x_stride,
                          int length, float* lanes, std::int64_t lanes_stride) {
   F32x16 acc[kOuts][kRows];
@@ -46,15 +53,26 @@ HWY_INLINE void dot_tile(const TW* w, std::int64_t w_stride, const float* x, std
       acc[o][r] = load16(lanes + o * lanes_stride + r * kLanes);
     }
   }
-  int k = 0;
-  for (; k + kLanes <= length; k += kLanes) {
+  constexpr int kLineSteps = kLineBytes / (kLanes * static_cast<int>(sizeof(TW)));
+  static_assert(kLineSteps >= 1);
+  const auto step = [&](int k) HWY_ATTR {
     F32x16 xs[kRows];
     TANDEM_UNROLL for (int r = 0; r < kRows; ++r) xs[r] = load16(x + r * x_stride + k);
     TANDEM_UNROLL for (int o = 0; o < kOuts; ++o) {
       const F32x16 wv = load16(w + o * w_stride + k);
       TANDEM_UNROLL for (int r = 0; r < kRows; ++r) acc[o][r] = fma16(wv, xs[r], acc[o][r]);
     }
+  };
+  int k = 0;
+  for (; k + kLineSteps * kLanes <= length; k += kLineSteps * kLanes) {
+    if constexpr (kAhead == Ahead::kNextRows) {
+      TANDEM_UNROLL for (int o = 0; o < kOuts; ++o) {
+        __builtin_prefetch(w + (kOuts + o) * w_stride + k, 0, kIntoL2);
+      }
+    }
+    TANDEM_UNROLL for (int i = 0; i < kLineSteps; ++i) step(k + i * kLanes);
   }
+  for (; k + kLanes <= length; k += kLanes) step(k);
   if (k < length) {
     TANDEM_UNROLL for (int o = 0; o < kOuts; ++o) {
       const F32x16 wv = load16_n(w + o * w_stride + k, length - k);
@@ -70,38 +88,58 @@ HWY_INLINE void dot_tile(const TW* w, std::int64_t w_stride, const float* x, std
   }
 }
 
-template <int kOuts, class TW>
-HWY_INLINE void dot_rows(const TW* w, std::int64_t w_stride, const DotRows& rows, int length,
-                         float* lanes) {
+// A tile of kRows rows from row r on; only the first of a pass asks for the next rows.
+template <int kOuts, int kRows, Ahead kAhead, class TW>
+HWY_INLINE void dot_rows_at(int r, const TW* w, std::int64_t w_stride, const DotRows& rows,
+                            int length, float* lanes) {
+  const float* x = rows.x + r * rows.stride;
   const std::int64_t lanes_stride = static_cast<std::int64_t>(rows.count) * kLanes;
-  int r = 0;
-  for (; r + kTileRows <= rows.count; r += kTileRows) {
-    dot_tile<kOuts, kTileRows>(w, w_stride, rows.x + r * rows.stride, rows.stride, length,
-                               lanes + r * kLanes, lanes_stride);
-  }
-  for (; r < rows.count; ++r) {
-    dot_tile<kOuts, 1>(w, w_stride, rows.x + r * rows.stride, rows.stride, length,
-                       lanes + r * kLanes, lanes_stride);
+  if (kAhead == Ahead::kNextRows && r == 0) {
+    dot_tile<kOuts, kRows, kAhead>(w, w_stride, x, rows.stride, length, lanes, lanes_stride);
+  } else {
+    dot_tile<kOuts, kRows, Ahead::kNothing>(w, w_stride, x, rows.stride, length, lanes + r * kLanes,
+                                            lanes_stride);
   }
 }
 
+template <int kOuts, Ahead kAhead, class TW>
+HWY_INLINE void dot_rows(const TW* w, std::int64_t w_stride, const DotRows& rows, int length,
+                         float* lanes) {
+  int r = 0;
+  for (; r + kTileRows <= rows.count; r += kTileRows) {
+    dot_rows_at<kOuts, kTileRows, kAhead>(r, w, w_stride, rows, length, lanes);
+  }
+  if constexpr (kTileRows == 4) {
+    switch (rows.count - r) {
+      case 3:
+        return dot_rows_at<kOuts, 3, kAhead>(r, w, w_stride, rows, length, lanes);
+      case 2:
+        return dot_rows_at<kOuts, 2, kAhead>(r, w, w_stride, rows, length, lanes);
+      default:
+        break;
+    }
+  }
+  for (; r < rows.count; ++r) dot_rows_at<kOuts, 1, kAhead>(r, w, w_stride, rows, length, lanes);
+}
+
 // lanes[num_outs][rows.count][16] += partial sums of every w row with every x row.
-template <class TW>
+template <Ahead kAhead, class TW>
 void dot_block(const TW* w, std::int64_t w_stride, int num_outs, const DotRows& rows, int length,
                float* lanes) {
   const std::int64_t lanes_stride = static_cast<std::int64_t>(rows.count) * kLanes;
   int o = 0;
   if (rows.count == 1) {
     for (; o + kColumnOuts <= num_outs; o += kColumnOuts) {
-      dot_tile<kColumnOuts, 1>(w + o * w_stride, w_stride, rows.x, rows.stride, length,
-                               lanes + o * lanes_stride, lanes_stride);
+      dot_tile<kColumnOuts, 1, kAhead>(w + o * w_stride, w_stride, rows.x, rows.stride, length,
+                                       lanes + o * lanes_stride, lanes_stride);
     }
   }
   for (; o + kTileOuts <= num_outs; o += kTileOuts) {
-    dot_rows<kTileOuts>(w + o * w_stride, w_stride, rows, length, lanes + o * lanes_stride);
+    dot_rows<kTileOuts, kAhead>(w + o * w_stride, w_stride, rows, length, lanes + o * lanes_stride);
   }
   for (; o < num_outs; ++o) {
-    dot_rows<1>(w + o * w_stride, w_stride, rows, length, lanes + o * lanes_stride);
+    dot_rows<1, Ahead::kNothing>(w + o * w_stride, w_stride, rows, length,
+                                 lanes + o * lanes_stride);
   }
 }
 

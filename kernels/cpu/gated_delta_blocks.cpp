@@ -74,7 +74,7 @@ void decayed_products(const float* x, int k_dim, int begin, int end, BlockScratc
     const int rows = std::min(kGramRows, end - first);
     const int keys = first + rows;  // no row looks beyond itself
     std::fill_n(s.lanes, keys * rows * kLanes, 0.0f);
-    dot_block(s.k, k_dim, keys, {x + first * k_dim, k_dim, rows}, k_dim, s.lanes);
+    dot_block<Ahead::kNothing>(s.k, k_dim, keys, {x + first * k_dim, k_dim, rows}, k_dim, s.lanes);
     reduce16(s.lanes, keys * rows, s.dots);
     for (int i = first; i < first + rows; ++i) {
       float* row = products + i * kBlock;

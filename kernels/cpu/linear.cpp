@@ -23,9 +23,10 @@
 namespace tandem::cpu {
 namespace {
 
-constexpr int kPanelRows = 16;   // rows of x that share one pass over the weights
-constexpr int kMaxOuts = 64;     // outputs of a task
-constexpr int kXFloats = 32768;  // x chunk of a panel: 128 KiB, a part of any L2 cache
+constexpr int kPanelRows = 16;  // rows of x that share one pass over the weights
+constexpr int kMaxOuts = 64;    // outputs of a task
+constexpr int kXFloats =
+    6144;  // x chunk of a panel: 24 KiB, in any first-level cache with room for weights
 constexpr int kRowsDequantized = 8;
 constexpr int kMaxDequantized = 4096;  // columns of a dequantized chunk
 constexpr int kTreeLevels = std::bit_width(unsigned{ops::kMaxLeaves});
@@ -78,11 +79,11 @@ void add_chunk(const ops::LinearWeight& w, std::int64_t out, int outs, std::int6
   const std::int64_t offset = out * w.in_features + column;
   switch (w.format) {
     case ops::WeightFormat::kBf16:
-      return dot_block(static_cast<const bf16*>(w.data) + offset, w.in_features, outs, x, columns,
-                       s.lanes);
+      return dot_block<Ahead::kNextRows>(static_cast<const bf16*>(w.data) + offset, w.in_features,
+                                         outs, x, columns, s.lanes);
     case ops::WeightFormat::kF32:
-      return dot_block(static_cast<const float*>(w.data) + offset, w.in_features, outs, x, columns,
-                       s.lanes);
+      return dot_block<Ahead::kNextRows>(static_cast<const float*>(w.data) + offset, w.in_features,
+                                         outs, x, columns, s.lanes);
     default:
       break;
   }
@@ -91,7 +92,8 @@ void add_chunk(const ops::LinearWeight& w, std::int64_t out, int outs, std::int6
     for (int i = 0; i < n; ++i) {
       dequantize_row(w, out + o + i, column, columns, s.weights + i * kMaxDequantized);
     }
-    dot_block(s.weights, kMaxDequantized, n, x, columns, s.lanes + o * x.count * kLanes);
+    dot_block<Ahead::kNothing>(s.weights, kMaxDequantized, n, x, columns,
+                               s.lanes + o * x.count * kLanes);
   }
 }
 

@@ -134,7 +134,7 @@ void attend(const ops::PagedAttentionArgs& a, int row, int kv_head, int partitio
     const int left_in_page = pages.page_tokens - (begin + j) % pages.page_tokens;
     const int keys = std::min({n - j, left_in_page, kKeysAtOnce});
     std::fill_n(s.lanes, keys * group * kLanes, 0.0f);
-    dot_block(k_pages + s.entries[j], dim, keys, {s.q, dim, group}, dim, s.lanes);
+    dot_block<Ahead::kNothing>(k_pages + s.entries[j], dim, keys, {s.q, dim, group}, dim, s.lanes);
     reduce16(s.lanes, keys * group, s.dots);
     for (int i = 0; i < keys; ++i) {
       for (int h = 0; h < group; ++h) {
