@@ -50,8 +50,7 @@ void read_tokens(const H5File& file, ResultContents& out) {
   split(out.requests, offsets, read_flat<std::int32_t>(file, schema::kCompletionIds),
         &RequestRecord::completion_ids);
   split(out.requests, offsets, out.token_times_s, &RequestRecord::token_times_s);
-  split(out.requests, offsets, read_flat<std::int64_t>(file, schema::kTokenStep),
-        &RequestRecord::token_steps);
+  split(out.requests, offsets, out.token_steps, &RequestRecord::token_steps);
   split(out.requests, offsets, read_flat<double>(file, schema::kLogprob), &RequestRecord::logprobs);
   split(out.requests, offsets, read_flat<std::uint64_t>(file, schema::kLogitHash),
         &RequestRecord::logit_hashes);
@@ -137,8 +136,12 @@ ResultContents read_result(const std::filesystem::path& path, const ReadOptions&
     out.token_offsets = read_offsets(file, schema::kCompletionOffsets, schema::kCompletionIds);
     check_rows(out.token_offsets, out.requests.size(), schema::kCompletionOffsets.path);
     out.token_times_s = read_flat<double>(file, schema::kTokenTime);
-    TANDEM_CHECK(static_cast<std::int64_t>(out.token_times_s.size()) == out.token_offsets.back(),
-                 "{} has {} values", schema::kTokenTime.path, out.token_times_s.size());
+    out.token_steps = read_flat<std::int64_t>(file, schema::kTokenStep);
+    for (const auto size : {out.token_times_s.size(), out.token_steps.size()}) {
+      TANDEM_CHECK(static_cast<std::int64_t>(size) == out.token_offsets.back(),
+                   "{} and {} do not have a value for each token", schema::kTokenTime.path,
+                   schema::kTokenStep.path);
+    }
     read_acceptance(file, out);
     if (options.tokens) read_tokens(file, out);
     if (options.text) read_text(file, out);

@@ -35,6 +35,7 @@ struct ResultContents {
   std::vector<RequestRecord> requests;      // draft_proposed and draft_accepted always filled in
   std::vector<std::int64_t> token_offsets;  // [requests + 1], into token_times_s
   std::vector<double> token_times_s;        // of all completion tokens
+  std::vector<std::int64_t> token_steps;    // and the steps that made them
   std::vector<StepRecord> steps;
   std::vector<MemoryRow> memory;
   std::vector<PowerSample> power;

@@ -397,7 +397,9 @@ void ResultWriter::Impl::write_summary(H5File& file) {
   const auto offsets = read_offsets(file, schema::kCompletionOffsets, schema::kCompletionIds);
   const auto times = read_flat<double>(file, schema::kTokenTime);
   const auto groups = read_rows(file, schema::kGroups);
-  const auto summary = summarize(rows, groups, {.offsets = offsets, .times = times});
+  const auto steps = read_flat<std::int64_t>(file, schema::kTokenStep);
+  const auto summary =
+      summarize(rows, groups, {.offsets = offsets, .times = times, .steps = steps});
   replace_rows(file, schema::kSummary, std::span<const SummaryRow>(summary));
 
   auto sessions = sessions_;

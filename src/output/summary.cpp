@@ -122,7 +122,8 @@ SummaryRow summarize_selection(const Selection& selection, std::span<const Reque
     if (row.ttft_s) ttfts.push_back(*row.ttft_s);
     const auto begin = static_cast<std::size_t>(tokens.offsets[i]);
     const auto end = static_cast<std::size_t>(tokens.offsets[i + 1]);
-    append_token_gaps(tokens.times.subspan(begin, end - begin), gaps);
+    append_token_gaps(tokens.times.subspan(begin, end - begin),
+                      tokens.steps.subspan(begin, end - begin), gaps);
   }
   out.runs = static_cast<std::int64_t>(runs.size());
   if (selection.cache == "all") add_speeds(out, walls, run_tokens);
@@ -160,15 +161,22 @@ std::optional<double> mean(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-void append_token_gaps(std::span<const double> times, std::vector<double>& gaps) {
-  std::size_t i = 0;
-  while (i < times.size() && times[i] == times[0]) ++i;  // known with the first: no gap before
-  while (i < times.size()) {
-    std::size_t end = i;
-    while (end < times.size() && times[end] == times[i]) ++end;
-    const double shared = (times[i] - times[i - 1]) / static_cast<double>(end - i);
-    gaps.insert(gaps.end(), end - i, shared);
-    i = end;
+void append_token_gaps(std::span<const double> times, std::span<const std::int64_t> steps,
+                       std::vector<double>& gaps) {
+  TANDEM_CHECK(times.size() == steps.size(), "{} times, {} steps", times.size(), steps.size());
+  // Ends of steps, not single tokens: the host stamps the tokens of a round microseconds apart.
+  std::optional<double> before;
+  std::size_t begin = 0;
+  while (begin < times.size()) {
+    std::size_t end = begin;
+    while (end < times.size() && steps[end] == steps[begin]) ++end;
+    const double now = times[end - 1];
+    if (before) {
+      const auto tokens = end - begin;
+      gaps.insert(gaps.end(), tokens, (now - *before) / static_cast<double>(tokens));
+    }
+    before = now;
+    begin = end;
   }
 }
 

@@ -3,9 +3,9 @@
 //
 // Rules. Warm-up rows are left out. Aggregate tokens/s is all completion tokens over the wall time
 // of the runs (GroupRecord); a run without end_s, cut off by a kill, lasts until its last recorded
-// token. A request's tokens that became known together (a speculative round) share the gap before
-// them equally, so inter-token latency is per token, not per chunk. Percentiles are nearest-rank.
-// What has no events behind it is missing.
+// token. A request's tokens that one step made (a speculative round) share the time since its
+// step before equally, so inter-token latency is per token, not per chunk. Percentiles are
+// nearest-rank. What has no events behind it is missing.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,7 @@ namespace tandem {
 struct TokenTimes {
   std::span<const std::int64_t> offsets;  // [rows + 1]
   std::span<const double> times;
+  std::span<const std::int64_t> steps;  // that made them
 };
 
 // One row per level and cache state over all sessions; with several sessions also one for each.
@@ -31,7 +32,8 @@ std::vector<SummaryRow> summarize(std::span<const RequestRow> rows,
 std::optional<double> percentile(std::vector<double>& values, double share);
 std::optional<double> mean(std::span<const double> values);
 
-// Appends the latency of each token but the first.
-void append_token_gaps(std::span<const double> times, std::vector<double>& gaps);
+// Appends the latency of each token but those of the first step.
+void append_token_gaps(std::span<const double> times, std::span<const std::int64_t> steps,
+                       std::vector<double>& gaps);
 
 }  // namespace tandem

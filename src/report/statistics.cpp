@@ -90,8 +90,10 @@ ResultReport make_report(const ResultContents& contents) {
       ++report.failures[name];
     }
   }
-  const auto summary = summarize(
-      rows, contents.groups, {.offsets = contents.token_offsets, .times = contents.token_times_s});
+  const auto summary = summarize(rows, contents.groups,
+                                 {.offsets = contents.token_offsets,
+                                  .times = contents.token_times_s,
+                                  .steps = contents.token_steps});
   for (const auto& row : summary) report.levels.push_back(level_report(row, rows));
   report.acceptance = acceptance_by_position(contents.requests);
   report.steps = split_steps(contents.steps);

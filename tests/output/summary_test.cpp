@@ -33,7 +33,7 @@ GroupRecord run_of(std::int64_t run_index, double wall_s, bool warmup = false) {
 std::vector<SummaryRow> summarize_rows(const std::vector<RequestRow>& rows,
                                        const std::vector<GroupRecord>& groups) {
   const std::vector<std::int64_t> no_tokens(rows.size() + 1, 0);
-  return summarize(rows, groups, {.offsets = no_tokens, .times = {}});
+  return summarize(rows, groups, {.offsets = no_tokens, .times = {}, .steps = {}});
 }
 
 TEST(Percentile, NearestRank) {
@@ -50,11 +50,13 @@ TEST(Percentile, NearestRank) {
 // A round that yields several tokens is not one token with a long gap and others with none (F37).
 TEST(TokenGaps, TokensOfARoundShareTheGap) {
   std::vector<double> gaps;
-  append_token_gaps(std::vector<double>{1, 1, 2, 2, 2, 2, 3}, gaps);
+  // The prompt's token, a round of four stamped one by one, a round of one.
+  append_token_gaps(std::vector<double>{1, 1.97, 1.98, 1.99, 2, 3},
+                    std::vector<std::int64_t>{0, 1, 1, 1, 1, 2}, gaps);
   EXPECT_THAT(gaps, ElementsAre(0.25, 0.25, 0.25, 0.25, 1.0));
   gaps.clear();
-  append_token_gaps(std::vector<double>{}, gaps);
-  append_token_gaps(std::vector<double>{4}, gaps);
+  append_token_gaps({}, {}, gaps);
+  append_token_gaps(std::vector<double>{4, 4}, std::vector<std::int64_t>{7, 7}, gaps);
   EXPECT_TRUE(gaps.empty());
 }
 
