@@ -71,24 +71,30 @@ HWY_INLINE void matmul_tile(const MatrixA& a, const Rows& b, int column, int inn
   }
 }
 
+template <int kRows, int kVecs, class Rows>
+HWY_INLINE void matmul_rows(int r, const MatrixA& a, const Rows& b, int column, int inner, float* c,
+                            std::int64_t c_stride) {
+  matmul_tile<kRows, kVecs>({a.data + r * a.row_stride, a.row_stride, a.inner_stride}, b, column,
+                            inner, c + r * c_stride + column, c_stride);
+}
+
 template <int kVecs, int kVecsOfOneRow, class Rows>
 HWY_INLINE void matmul_columns(const MatrixA& a, const Rows& b, int& column, int columns, int rows,
                                int inner, float* c, std::int64_t c_stride) {
   if (rows == 1) {
     for (; column + kVecsOfOneRow * kLanes <= columns; column += kVecsOfOneRow * kLanes) {
-      matmul_tile<1, kVecsOfOneRow>(a, b, column, inner, c + column, c_stride);
+      matmul_rows<1, kVecsOfOneRow>(0, a, b, column, inner, c, c_stride);
     }
   }
   for (; column + kVecs * kLanes <= columns; column += kVecs * kLanes) {
     int r = 0;
     for (; r + kMatRows <= rows; r += kMatRows) {
-      matmul_tile<kMatRows, kVecs>({a.data + r * a.row_stride, a.row_stride, a.inner_stride}, b,
-                                   column, inner, c + r * c_stride + column, c_stride);
+      matmul_rows<kMatRows, kVecs>(r, a, b, column, inner, c, c_stride);
     }
-    for (; r < rows; ++r) {
-      matmul_tile<1, kVecs>({a.data + r * a.row_stride, a.row_stride, a.inner_stride}, b, column,
-                            inner, c + r * c_stride + column, c_stride);
+    if constexpr (kMatRows > 2) {
+      for (; r + 2 <= rows; r += 2) matmul_rows<2, kVecs>(r, a, b, column, inner, c, c_stride);
     }
+    for (; r < rows; ++r) matmul_rows<1, kVecs>(r, a, b, column, inner, c, c_stride);
   }
 }
 

@@ -107,6 +107,18 @@ HWY_INLINE void softmax_terms(float* scores, int n, Partial& p) {
   p.sum = reduce16(sum);
 }
 
+// Asks for entries [first, last). Pages are short, so the hardware's prefetch hardly gets going.
+template <class TPage>
+HWY_INLINE void fetch_ahead(const TPage* pages, const std::int64_t* entries, int first, int last,
+                            int dim) {
+  constexpr int kLineElements = 64 / static_cast<int>(sizeof(TPage));
+  for (int j = first; j < last; ++j) {
+    for (int d = 0; d < dim; d += kLineElements) {
+      __builtin_prefetch(pages + entries[j] + d, 0, kIntoL2);
+    }
+  }
+}
+
 // partials[h] for the heads h of one row that read `kv_head`, over the row's keys in a partition.
 template <class T, class TPage>
 void attend(const ops::PagedAttentionArgs& a, int row, int kv_head, int partition,
@@ -129,10 +141,14 @@ void attend(const ops::PagedAttentionArgs& a, int row, int kv_head, int partitio
   for (int i = 0; i < group * dim; i += kLanes) store16(load16(q + i), s.q + i);
 
   const auto* k_pages = static_cast<const TPage*>(pages.k_pages);
+  const auto* v_pages = static_cast<const TPage*>(pages.v_pages);
   for (int j = 0; j < n;) {
     // Keys are contiguous inside a page only.
     const int left_in_page = pages.page_tokens - (begin + j) % pages.page_tokens;
     const int keys = std::min({n - j, left_in_page, kKeysAtOnce});
+    // The next keys, and the values that these scores will weight.
+    fetch_ahead(k_pages, s.entries, j + keys, std::min(n, j + 2 * keys), dim);
+    fetch_ahead(v_pages, s.entries, j, j + keys, dim);
     std::fill_n(s.lanes, keys * group * kLanes, 0.0f);
     dot_block<Ahead::kNothing>(k_pages + s.entries[j], dim, keys, {s.q, dim, group}, dim, s.lanes);
     reduce16(s.lanes, keys * group, s.dots);
@@ -147,9 +163,8 @@ void attend(const ops::PagedAttentionArgs& a, int row, int kv_head, int partitio
     softmax_terms(s.scores + h * kPartition, n, partials[h]);
     std::fill_n(partials[h].acc, dim, 0.0f);
   }
-  const GatheredRows<TPage> v{static_cast<const TPage*>(pages.v_pages), s.entries};
-  matmul({s.scores, kPartition, 1}, v, group, dim, n, partials[0].acc,
-         sizeof(Partial) / sizeof(float));
+  matmul({s.scores, kPartition, 1}, GatheredRows<TPage>{v_pages, s.entries}, group, dim, n,
+         partials[0].acc, sizeof(Partial) / sizeof(float));
 }
 
 template <class T>

@@ -124,7 +124,10 @@ GemmBenchResult bench_one(Backend& backend, const GemmBenchOptions& options,
 }  // namespace
 
 double measure_read_bandwidth(Backend& backend, std::int64_t bytes, const BenchRepeats& repeats) {
-  const std::int64_t words = bytes / static_cast<std::int64_t>(sizeof(std::uint64_t));
+  // Lines are asked for 4 KiB ahead: the hardware's prefetch alone reads a tenth less.
+  constexpr std::int64_t kLineWords = 8, kWordsAhead = 512;
+  const std::int64_t words =
+      bytes / static_cast<std::int64_t>(sizeof(std::uint64_t)) / kLineWords * kLineWords;
   BenchBuffer buffer(backend, static_cast<std::size_t>(bytes));
   backend.zero(buffer.data(), static_cast<std::size_t>(bytes));
   backend.synchronize();
@@ -138,8 +141,10 @@ double measure_read_bandwidth(Backend& backend, std::int64_t bytes, const BenchR
     for (std::int64_t begin = 0; begin < words; begin += kPiece) {
       const std::int64_t end = std::min(words, begin + kPiece);
       std::uint64_t part = 0;
-#pragma omp simd reduction(+ : part)
-      for (std::int64_t i = begin; i < end; ++i) part += data[i];
+      for (std::int64_t i = begin; i < end; i += kLineWords) {
+        __builtin_prefetch(data + i + kWordsAhead);
+        for (std::int64_t j = 0; j < kLineWords; ++j) part += data[i + j];
+      }
       total += part;
     }
     sum += total;
