@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "engine/validators.h"
 #include "kernels/ops/elementwise.h"
 
@@ -23,13 +24,17 @@ Engine::Engine(EngineDeps deps, EngineSettings settings)
       context_{deps_.backend, deps_.comm, deps_.program.scratch(),
                settings_.limits.shape.activations},
       scheduler_(settings_.limits.scheduler),
-      timer_(deps_.comm) {
+      timer_(deps_.comm),
+      draft_depth_(settings_.limits.draft_tokens) {
   const auto& shape = settings_.limits.shape;
   deps_.backend.zero(deps_.program.tables().page_table,
                      sizeof(std::int32_t) * static_cast<std::size_t>(shape.max_sequences) *
                          static_cast<std::size_t>(shape.pages_per_sequence));
   deps_.backend.zero(deps_.program.tables().pending_rows,
                      sizeof(std::int32_t) * static_cast<std::size_t>(shape.max_sequences));
+  if (settings_.adaptive_depth && settings_.limits.draft_tokens > 0 && deps_.comm.rank() == 0) {
+    adaptive_depth_.emplace(settings_.limits.draft_tokens);
+  }
   const auto rows = static_cast<std::size_t>(deps_.program.max_logit_rows());
   params_.reserve(rows);
   sampled_.resize(rows);
@@ -65,6 +70,7 @@ StopReason Engine::run_group(const RunGroup& group, std::span<const Request* con
     auto entry = std::make_unique<InFlight>(request, i, settings_.limits.scheduler.max_context,
                                             deps_.tokenizer);
     entry->arrival_s = now_s();
+    entry->slow_machine = slow_machine_;
     if (const auto reason = scheduler_.add(entry->seq)) {
       fail(request, "never_fits", *reason);
       continue;
@@ -97,46 +103,99 @@ StopReason Engine::run_group(const RunGroup& group, std::span<const Request* con
   return stop;
 }
 
-StopReason Engine::exchange() {
-  const StepMessage mine{.step = step_,
-                         .checksum = checksum_,
-                         .stop = deps_.stop_reason ? deps_.stop_reason() : StopReason::kNone,
-                         .previous_duration_s = last_duration_s_,
-                         .previous = last_split_};
-  const StepTimer::Scope timed(timer_, &StepSplit::wait_rank_s);
-  const BeaconScope scope(&deps_.beacon, "waiting for the other ranks between steps",
-                          WaitsForPeers::kYes);
-  const auto all = deps_.group.all_gather(mine);
+// What needs a clock is decided on the group's rank 0 and takes effect in a fixed step.
+void Engine::take_decisions(StepMessage& mine) {
+  if (deps_.comm.rank() != 0) return;
+  mine.draft_depth = adaptive_depth_ ? adaptive_depth_->choose() : settings_.limits.draft_tokens;
+  if (deps_.canary != nullptr && monotonic_s() >= next_canary_s_) {
+    mine.run_canary = 1;
+    next_canary_s_ = monotonic_s() + Canary::kPeriod_s;
+  }
+}
 
+StopReason Engine::exchange() {
+  StepMessage mine{.step = step_,
+                   .checksum = checksum_,
+                   .stop = deps_.stop_reason ? deps_.stop_reason() : StopReason::kNone,
+                   .canary = canary_times_,
+                   .previous_duration_s = last_duration_s_,
+                   .previous = last_split_};
+  take_decisions(mine);
+  std::vector<StepMessage> all;
+  {
+    const StepTimer::Scope timed(timer_, &StepSplit::wait_rank_s);
+    const BeaconScope scope(&deps_.beacon, "waiting for the other ranks between steps",
+                            WaitsForPeers::kYes);
+    all = deps_.group.all_gather(mine);
+  }
   StopReason stop = StopReason::kNone;
   for (std::size_t r = 0; r < all.size(); ++r) {
     stop = std::max(stop, all[r].stop);
     if (all[r].checksum != all[0].checksum || all[r].step != all[0].step) {
       throw Error(
           ExitCode::kRankFailure,
-          {.what = fmt::format("the ranks' results diverge: after step {} rank {} has token "
-                               "checksum {:016x}, rank 0 has {:016x} after step {}",
-                               all[r].step, r, all[r].checksum, all[0].checksum, all[0].step),
+          {.what =
+               fmt::format("the ranks' results diverge: after step {} rank {} has token checksum "
+                           "{:016x}, rank 0 has {:016x} after step {}",
+                           all[r].step, r, all[r].checksum, all[0].checksum, all[0].step),
            .where = "engine",
            .expected = "equal tokens on all ranks of a tensor-parallel group",
-           .remedy = "run `tandem doctor`; the requests finished before this step are saved"});
+           .remedy =
+               "check memory and drivers of these hosts; what was finished before this step is "
+               "saved"});
     }
   }
-  if (have_last_record_ && deps_.sink != nullptr && settings_.store_steps) {
-    for (std::size_t r = 0; r < all.size(); ++r) {
-      StepRecord record = last_record_;
-      record.rank = static_cast<std::int64_t>(r);
-      record.duration_s = all[r].previous_duration_s;
-      record.host_prepare_s = all[r].previous.host_prepare_s;
-      record.device_compute_s = all[r].previous.device_compute_s;
-      record.collective_s = all[r].previous.collective_s;
-      record.sample_verify_s = all[r].previous.sample_verify_s;
-      record.wait_rank_s = all[r].previous.wait_rank_s;
-      deps_.sink->step_finished(record);
-    }
-  }
-  have_last_record_ = false;
+  tell_step(all);
+  tell_canary(all);
+  draft_depth_ = all[0].draft_depth;
+  if (all[0].run_canary != 0 && stop == StopReason::kNone) canary_times_ = deps_.canary->measure();
   return stop;
+}
+
+void Engine::tell_step(const std::vector<StepMessage>& all) {
+  if (!have_last_record_) return;
+  have_last_record_ = false;
+  if (deps_.sink == nullptr || !settings_.store_steps) return;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    StepRecord record = last_record_;
+    record.rank = deps_.first_rank + static_cast<std::int64_t>(r);
+    record.duration_s = all[r].previous_duration_s;
+    record.host_prepare_s = all[r].previous.host_prepare_s;
+    record.device_compute_s = all[r].previous.device_compute_s;
+    record.collective_s = all[r].previous.collective_s;
+    record.sample_verify_s = all[r].previous.sample_verify_s;
+    record.wait_rank_s = all[r].previous.wait_rank_s;
+    deps_.sink->step_finished(record);
+  }
+}
+
+void Engine::tell_canary(const std::vector<StepMessage>& all) {
+  canary_times_ = {};
+  if (all[0].canary[0] == 0) return;
+  if (canary_start_.empty()) {
+    for (const auto& message : all) canary_start_.push_back(message.canary);
+  }
+  slow_machine_ = false;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    for (std::size_t kernel = 0; kernel < Canary::kNumKernels; ++kernel) {
+      CanaryRecord record;
+      record.time_s = now_s();
+      record.rank = deps_.first_rank + static_cast<std::int64_t>(r);
+      record.name = Canary::kernel_name(kernel);
+      record.duration_s = all[r].canary[kernel];
+      record.ratio_to_start = record.duration_s / canary_start_[r][kernel];
+      record.slow = *record.ratio_to_start > 1.0 + Canary::kSlowShare;
+      slow_machine_ = slow_machine_ || record.slow;
+      if (deps_.sink != nullptr) deps_.sink->canary_measured(record);
+    }
+  }
+  if (slow_machine_ && deps_.sink != nullptr) {
+    log_warning(
+        "this machine is more than {:.0f} % slower than at the start of the job; rows made "
+        "meanwhile are flagged (slow_machine)",
+        100 * Canary::kSlowShare);
+  }
+  for (auto& [index, request] : by_index_) request->slow_machine |= slow_machine_;
 }
 
 void Engine::close_step() {
@@ -145,6 +204,12 @@ void Engine::close_step() {
   const double measured_s = last_split_.device_compute_s + last_split_.collective_s +
                             last_split_.sample_verify_s + last_split_.wait_rank_s;
   last_split_.host_prepare_s = std::max(0.0, last_duration_s_ - measured_s);
+  if (adaptive_depth_ && record_.kind == StepKind::kRound && record_.prompt_tokens == 0) {
+    adaptive_depth_->count_time(
+        static_cast<double>(record_.draft_tokens) /
+            static_cast<double>(std::max<std::int64_t>(1, record_.sequences)),
+        last_duration_s_);
+  }
   last_record_ = record_;
   have_last_record_ = true;
   ++step_;
@@ -153,7 +218,6 @@ void Engine::close_step() {
 }
 
 void Engine::run_step(const StepPlan& plan) {
-  const auto& limits = settings_.limits;
   record_ = StepRecord{};
   record_.step = step_;
   record_.start_s = now_s();
@@ -162,7 +226,7 @@ void Engine::run_step(const StepPlan& plan) {
   record_.warmup = group_.warmup;
   record_.sequences = scheduler_.num_active();
   record_.prompt_tokens = plan.num_prompt_rows;
-  record_.draft_depth = limits.draft_tokens;
+  record_.draft_depth = draft_depth_;
   record_.pages_in_use = scheduler_.pages().num_in_use();
   record_.waiting_requests = scheduler_.num_waiting();
   finished_.clear();
@@ -299,6 +363,7 @@ void Engine::round_pass(const StepPlan& plan) {
       request.acceptance.count_round(entry.num_rows - 1, accepted);
       record_.draft_tokens += entry.num_rows - 1;
       record_.accepted_tokens += accepted;
+      if (adaptive_depth_) adaptive_depth_->count_round(entry.num_rows - 1, accepted);
       if (deps_.on_round) deps_.on_round(request, drafts, accepted);
       accepted_rows = accepted + 1;
       for (int r = 0; r < accepted_rows && alive; ++r) {
@@ -384,7 +449,7 @@ bool Engine::emit(InFlight& request, const SampledToken& token) {
 int Engine::wanted_drafts(const Sequence& seq) const {
   if (seq.state != SequenceState::kRunning) return 0;
   // The row of the last useful draft is that of position limit_len - 2: it yields the last token.
-  return std::clamp(seq.limit_len - 2 - (seq.len() - 1), 0, settings_.limits.draft_tokens);
+  return std::clamp(seq.limit_len - 2 - (seq.len() - 1), 0, draft_depth_);
 }
 
 void Engine::want_drafts(InFlight& request, int first_position,
@@ -437,6 +502,7 @@ RequestRecord Engine::make_record(const InFlight& request) const {
   record.thinking_tokens = request.stop.thinking_tokens();
   record.discarded_tokens = request.discarded_tokens;
   record.finish_reason = *request.finish;
+  record.slow_machine = request.slow_machine;
   record.seed = request.request().sampling.seed;
   record.arrival_s = request.arrival_s;
   record.scheduled_s = request.scheduled_s;

@@ -12,11 +12,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "engine/canary.h"
 #include "engine/device_program.h"
 #include "engine/engine_limits.h"
 #include "engine/in_flight.h"
@@ -27,6 +29,7 @@
 #include "parallel/step_beacon.h"
 #include "prompts/tokenizer.h"
 #include "scheduler/scheduler.h"
+#include "speculative/adaptive_depth.h"
 
 namespace tandem {
 
@@ -40,7 +43,8 @@ struct EngineSettings {
   bool store_steps = true;
   std::vector<std::int32_t> stop_ids;
   bool clear_cache_between_groups = true;
-  double time_zero_s = 0;  // monotonic time of the job's start on this host
+  bool adaptive_depth = false;  // up to limits.draft_tokens
+  double time_zero_s = 0;       // monotonic time of the job's start on this host
 };
 
 // Snapshot of the loop for progress displays.
@@ -65,7 +69,9 @@ struct EngineDeps {
   StepBeacon& beacon;
   DeviceProgram& program;
   const Tokenizer& tokenizer;
-  ResultSink* sink = nullptr;  // leaders only
+  ResultSink* sink = nullptr;   // leaders only
+  Canary* canary = nullptr;     // on all ranks or on none
+  std::int64_t first_rank = 0;  // of this group in the job, for records
   // This rank's wish to stop, asked once a step.
   std::function<StopReason()> stop_reason;
   std::function<void(const EngineStatus&)> on_status;  // leaders; once a step
@@ -91,12 +97,19 @@ class Engine {
     std::int64_t step = 0;
     std::uint64_t checksum = 0;  // over all tokens emitted so far
     StopReason stop = StopReason::kNone;
+    // Rank 0's decisions for this step, which need its clock.
+    std::int32_t draft_depth = 0;
+    std::int32_t run_canary = 0;
     std::int32_t reserved = 0;
+    Canary::Times canary{};  // this rank's latest times; zero: none since the last message
     double previous_duration_s = 0;
     StepSplit previous;  // times of the step before, for /steps
   };
 
   StopReason exchange();
+  void take_decisions(StepMessage& mine);
+  void tell_step(const std::vector<StepMessage>& all);
+  void tell_canary(const std::vector<StepMessage>& all);
   void run_step(const StepPlan& plan);
   void close_step();
   void apply_resets(const StepPlan& plan);
@@ -133,6 +146,13 @@ class Engine {
   std::int64_t group_drafted_ = 0;
   std::int64_t group_accepted_ = 0;
   double group_start_s_ = 0;
+
+  std::optional<AdaptiveDepth> adaptive_depth_;  // rank 0 of the group
+  int draft_depth_;                              // of the drafts made in this step
+  double next_canary_s_ = 0;                     // rank 0 of the group; on its clock
+  Canary::Times canary_times_{};                 // measured, not yet told
+  std::vector<Canary::Times> canary_start_;      // [ranks], first times of the session
+  bool slow_machine_ = false;                    // on any rank
 
   StepRecord record_;           // of the step at work
   double last_duration_s_ = 0;  // of the step before

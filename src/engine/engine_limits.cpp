@@ -75,6 +75,10 @@ int max_context(const JobConfig& job, const ModelConfig& model) {
 }  // namespace
 
 EngineLimits resolve_limits(const JobConfig& job, const ModelConfig& model) {
+  if (job.model.drafter) {
+    refuse("model.drafter", "no drafter of this build comes in a checkpoint of its own", "null",
+           "remove the key; the MTP head is part of the model's checkpoint");
+  }
   EngineLimits limits;
   limits.method = resolve_method(job, model);
   limits.draft_tokens = limits.method == SpeculativeMethod::kNone ? 0 : job.speculative.tokens;

@@ -24,6 +24,7 @@
 #include "engine/telemetry.h"
 #include "parallel/rank_guard.h"
 #include "parallel/signals.h"
+#include "parallel/transport.h"
 
 namespace tandem {
 namespace {
@@ -62,6 +63,7 @@ class JobRun {
     layout_ = agree_rank_layout(world_, job.parallel);
     world_.together([&] {
       check_determinism(job, layout_);
+      enforce_transport(job.transport.require, layout_, mpi_transport(layout_));
       if (layout_.data > 1) refuse_replicas();
     });
     if (root() && !options_.quiet) fmt::print(stderr, "{}\n", render_rank_map(layout_));
@@ -160,6 +162,7 @@ class JobRun {
         .beacon = beacon_,
         .on_phase = [this](const std::string& phase) { telemetry_->enter_phase(phase); },
         .on_load = [this](const LoadProgress& p) { progress_->loading(p); }});
+    world_.together([&] { canary_ = std::make_unique<Canary>(engine_parts_->backend()); });
     describe_start();
   }
 
@@ -219,7 +222,7 @@ class JobRun {
     if (writer_ == nullptr) return;
     Passport more;
     more.set("backend", engine_parts_->backend().description());
-    more.set("transport", engine_parts_->comm().transport());
+    more.set("transport", mpi_transport(layout_).name);
     more.set("load.bytes_read", stats.bytes_read);
     more.set("load.seconds", stats.seconds);
     more.set("memory.kv_pages", std::int64_t{plan.limits.shape.num_pages});
@@ -239,6 +242,7 @@ class JobRun {
                     .program = engine_parts_->program(),
                     .tokenizer = files_->tokenizer,
                     .sink = sink_.get(),
+                    .canary = canary_.get(),
                     .stop_reason =
                         [this] {
                           if (telemetry_->stop_reason() != StopReason::kNone)
@@ -254,6 +258,7 @@ class JobRun {
                                     .store_steps = job.output.steps,
                                     .stop_ids = files_->config.stop_ids,
                                     .clear_cache_between_groups = true,
+                                    .adaptive_depth = job.speculative.adaptive,
                                     .time_zero_s = time_zero_s_});
     guard_->begin_watch();
     StopReason stop = StopReason::kNone;
@@ -315,6 +320,7 @@ class JobRun {
   std::unique_ptr<RankGuard> guard_;
   std::unique_ptr<Telemetry> telemetry_;
   std::unique_ptr<RankEngine> engine_parts_;
+  std::unique_ptr<Canary> canary_;
   std::unique_ptr<Progress> progress_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/units.h"
+#include "engine/canary.h"
 
 namespace tandem {
 namespace {
@@ -27,6 +28,8 @@ RankPlan rank_plan(const MemoryPlanInputs& in, const CountingAllocator& counts) 
   for (const auto& [name, bytes] : counts.bytes_by_part()) {
     plan.parts.push_back({.name = name, .bytes = static_cast<std::int64_t>(bytes)});
   }
+  plan.parts.push_back(
+      {.name = "canary kernels", .bytes = static_cast<std::int64_t>(Canary::bytes())});
   // All arenas exist before the first byte is read, so loading adds its staging buffer only.
   plan.load_transient_bytes = LoadOptions{}.staging_bytes;
   for (const auto& part : plan.parts) plan.loaded_parts.push_back(part.name);

@@ -12,6 +12,7 @@ class ResultSink {
   virtual void request_finished(RequestRecord&& record) = 0;
   virtual void step_finished(const StepRecord& record) = 0;
   virtual void group_changed(const GroupRecord& record) = 0;
+  virtual void canary_measured(const CanaryRecord& record) = 0;
 };
 
 }  // namespace tandem

@@ -18,6 +18,7 @@ class CollectingSink final : public ResultSink {
   }
   void step_finished(const StepRecord& record) override { steps.push_back(record); }
   void group_changed(const GroupRecord&) override {}
+  void canary_measured(const CanaryRecord&) override {}
 
   std::map<std::string, RequestRecord> records;
   std::vector<StepRecord> steps;
