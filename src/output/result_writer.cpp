@@ -58,6 +58,7 @@ class ResultWriter::Impl {
   explicit Impl(WriterOptions options);
   ~Impl();
 
+  void publish();
   template <class Record>
   void submit(std::vector<Record> PendingRows::*rows, Record&& record);
   void submit_group(GroupRecord group);
@@ -76,6 +77,7 @@ class ResultWriter::Impl {
     bool empty() const { return rows.empty() && groups.empty() && !passport; }
   };
 
+  void refuse_existing() const;
   void first_file();
   void open_existing();
   void run();
@@ -114,6 +116,7 @@ class ResultWriter::Impl {
   std::uint64_t flushes_failed_ = 0;
   std::string last_failure_;  // empty: the last flush succeeded
   bool told_about_pressure_ = false;
+  bool visible_ = false;  // published: flushes may work on the file
   bool stopping_ = false;
   bool finished_ = false;
   std::thread thread_;
@@ -133,6 +136,7 @@ ResultWriter::Impl::Impl(WriterOptions options)
     } else {
       first_file();
     }
+    if (options_.first_file == FirstFile::kAtOnce) publish();
   } catch (const Error& error) {
     target_.discard();
     // Nothing runs yet: whatever is wrong with the target is a matter of configuration.
@@ -145,18 +149,29 @@ ResultWriter::Impl::Impl(WriterOptions options)
 ResultWriter::Impl::~Impl() {
   stop_thread();
   if (finished_) return;
-  try_flush();
+  if (visible_) try_flush();
   target_.discard();
 }
 
+void ResultWriter::Impl::publish() {
+  const std::scoped_lock io_lock(io_mutex_);
+  refuse_existing();  // again: somebody may have put a file there while the weights were loaded
+  target_.publish();
+  const std::scoped_lock lock(mutex_);
+  visible_ = true;
+}
+
+void ResultWriter::Impl::refuse_existing() const {
+  if (options_.existing != ExistingFile::kRefuse || !target_.exists()) return;
+  throw Error(ExitCode::kConfiguration,
+              {.what = "exists already",
+               .where = options_.file.string(),
+               .remedy = "choose another output.file, continue it with --resume, or replace it "
+                         "with --overwrite"});
+}
+
 void ResultWriter::Impl::first_file() {
-  if (options_.existing == ExistingFile::kRefuse && target_.exists()) {
-    throw Error(ExitCode::kConfiguration,
-                {.what = "exists already",
-                 .where = options_.file.string(),
-                 .remedy = "choose another output.file, continue it with --resume, or replace it "
-                           "with --overwrite"});
-  }
+  refuse_existing();
   session_.session = 1;
   target_.begin_empty(kFlushAllowanceBytes);
   before("hdf5 create");
@@ -171,7 +186,6 @@ void ResultWriter::Impl::first_file() {
   replace_rows(file, schema::kSessions, std::span<const SessionRow>(&session_, 1));
   before("hdf5 close");
   file.close();
-  target_.publish();
 }
 
 void ResultWriter::Impl::open_existing() {
@@ -193,7 +207,6 @@ void ResultWriter::Impl::open_existing() {
   append_rows(file, schema::kSessions, std::span<const SessionRow>(&session_, 1));
   before("hdf5 close");
   file.close();
-  target_.publish();
 }
 
 template <class Record>
@@ -284,9 +297,11 @@ void ResultWriter::Impl::run() {
     work_.wait_for(lock, period, [this] { return stopping_ || flushes_asked_ > flushes_served_; });
     if (stopping_) break;
     const auto ticket = flushes_asked_;
-    lock.unlock();
-    try_flush();
-    lock.lock();
+    if (visible_) {
+      lock.unlock();
+      try_flush();
+      lock.lock();
+    }
     flushes_served_ = std::max(flushes_served_, ticket);
     progress_.notify_all();
   }
@@ -429,6 +444,7 @@ void ResultWriter::Impl::check_step_tokens(const H5File& file) const {
 void ResultWriter::Impl::finish(ExitCode exit_code) {
   stop_thread();
   if (finished_) return;
+  TANDEM_CHECK(visible_, "{} was never published", options_.file.string());
   session_.end_utc = utc_now_iso8601();
   session_.exit_status = exit_status(exit_code);
   session_.exit_code = static_cast<std::int64_t>(exit_code);
@@ -456,6 +472,7 @@ ResultWriter::ResultWriter(WriterOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))) {}
 ResultWriter::~ResultWriter() = default;
 
+void ResultWriter::publish() { impl_->publish(); }
 void ResultWriter::submit(RequestRecord&& record) {
   complete_and_check(record);
   impl_->submit(&PendingRows::requests, std::move(record));

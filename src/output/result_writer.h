@@ -20,10 +20,15 @@
 namespace tandem {
 
 enum class ExistingFile { kRefuse, kOverwrite, kResume };
+// When the first visible file appears: with the writer, or at publish(), when nothing can be
+// refused any more. Until then an existing file stays as it is, and a writer that goes leaves no
+// trace.
+enum class FirstFile { kAtOnce, kAtPublish };
 
 struct WriterOptions {
   std::filesystem::path file;
   ExistingFile existing = ExistingFile::kRefuse;
+  FirstFile first_file = FirstFile::kAtOnce;
   double flush_every_s = 10;
   std::size_t max_pending_bytes = std::size_t{256} << 20;  // rows waiting for a flush
   // Ranks that make the same tokens together (tensor parallelism). The check that steps and
@@ -38,15 +43,20 @@ struct WriterOptions {
 
 class ResultWriter {
  public:
-  // Takes FILE.lock, checks the target and writes the first visible file (passport, empty datasets,
-  // exit status "running"), all before a model needs to be loaded. Creates missing parent folders.
+  // Takes FILE.lock, checks the target and writes the first file (passport, empty datasets, exit
+  // status "running"), all before a model needs to be loaded. Creates missing parent folders.
   // Throws Error{kConfiguration} when the file exists (and existing is kRefuse), is locked by
   // another process, is a directory, or cannot be written. With kResume call plan_resume() first.
   explicit ResultWriter(WriterOptions options);
-  // Writes what is pending; never throws. Without finish() the exit status stays "running".
+  // Writes what is pending, if the file is visible; never throws. Without finish() the exit status
+  // stays "running".
   ~ResultWriter();
   ResultWriter(const ResultWriter&) = delete;
   ResultWriter& operator=(const ResultWriter&) = delete;
+
+  // With FirstFile::kAtPublish, once: makes the first file visible and lets flushes begin; rows
+  // submitted before wait in memory. Throws Error if that fails.
+  void publish();
 
   // Thread-safe; no I/O. Records that break an invariant (accepted > proposed, arrays of unequal
   // length, times out of order) throw Error{kInternal} here, before they can reach the file. When

@@ -230,6 +230,44 @@ TEST(ResultWriter, ManyThreadsSubmit) {
   EXPECT_NE(contents.log[0].text.find("the engine waits for the disk"), std::string::npos);
 }
 
+TEST(ResultWriter, LeavesNoTraceBeforePublish) {
+  const TempDir dir;
+  auto options = sample_options(dir / "a.h5", 1);
+  options.first_file = FirstFile::kAtPublish;
+  options.flush_every_s = 0.01;
+  {
+    ResultWriter writer(options);
+    writer.submit(sample_request(0));
+    EXPECT_TRUE(writer.flush_now(std::chrono::seconds(5)));
+    EXPECT_FALSE(std::filesystem::exists(dir / "a.h5"));
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+
+  {
+    ResultWriter writer(options);
+    writer.submit(sample_request(0));
+    writer.publish();
+    EXPECT_TRUE(std::filesystem::exists(dir / "a.h5"));
+    writer.finish(ExitCode::kInterrupted);
+  }
+  const auto before = testing::read_text(dir / "a.h5");
+  for (const auto existing : {ExistingFile::kOverwrite, ExistingFile::kResume}) {
+    options.existing = existing;
+    { const ResultWriter given_up(options); }
+    EXPECT_EQ(testing::read_text(dir / "a.h5"), before);
+  }
+}
+
+TEST(ResultWriter, PublishRefusesAFileThatCameMeanwhile) {
+  const TempDir dir;
+  auto options = sample_options(dir / "a.h5", 1);
+  options.first_file = FirstFile::kAtPublish;
+  ResultWriter writer(options);
+  testing::write_text(dir / "a.h5", "somebody else's");
+  EXPECT_THROW(writer.publish(), Error);
+  EXPECT_EQ(testing::read_text(dir / "a.h5"), "somebody else's");
+}
+
 TEST(ResultWriter, DestructorSavesWithoutFinish) {
   const TempDir dir;
   {
