@@ -54,13 +54,6 @@ StopReason Engine::run_group(const RunGroup& group, std::span<const Request* con
   if (settings_.clear_cache_between_groups) scheduler_.clear_prefix_cache();
 
   group_start_s_ = now_s();
-  GroupRecord record;
-  record.concurrency = group.concurrency;
-  record.run_index = group.run_index;
-  record.warmup = group.warmup;
-  record.start_s = group_start_s_;
-  if (deps_.sink != nullptr) deps_.sink->group_changed(record);
-
   for (int i = 0; i < static_cast<int>(requests.size()); ++i) {
     const Request& request = *requests[static_cast<std::size_t>(i)];
     if (!request.invalid_reason.empty()) {
@@ -95,9 +88,6 @@ StopReason Engine::run_group(const RunGroup& group, std::span<const Request* con
     for (auto& [index, entry] : by_index_) {
       if (entry->seq.state != SequenceState::kFinished) scheduler_.cancel(entry->seq);
     }
-  } else {
-    record.end_s = now_s();
-    if (deps_.sink != nullptr) deps_.sink->group_changed(record);
   }
   by_index_.clear();
   return stop;
@@ -148,7 +138,10 @@ StopReason Engine::exchange() {
   tell_step(all);
   tell_canary(all);
   draft_depth_ = all[0].draft_depth;
-  if (all[0].run_canary != 0 && stop == StopReason::kNone) canary_times_ = deps_.canary->measure();
+  if (all[0].run_canary != 0 && stop == StopReason::kNone) {
+    canary_times_ = deps_.canary->measure();
+    timer_.start_step();  // the canary's time is not the step's
+  }
   return stop;
 }
 

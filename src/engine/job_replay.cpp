@@ -22,7 +22,6 @@ class CollectingSink final : public ResultSink {
  public:
   void request_finished(RequestRecord&& record) override { records.push_back(std::move(record)); }
   void step_finished(const StepRecord&) override {}
-  void group_changed(const GroupRecord&) override {}
   void canary_measured(const CanaryRecord&) override {}
 
   std::vector<RequestRecord> records;

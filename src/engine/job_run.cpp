@@ -11,6 +11,7 @@
 #include <chrono>
 #include <memory>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -20,6 +21,7 @@
 #include "engine/job_sharing.h"
 #include "engine/progress.h"
 #include "engine/rank_engine.h"
+#include "engine/record_exchange.h"
 #include "engine/result_file_sink.h"
 #include "engine/telemetry.h"
 #include "parallel/rank_guard.h"
@@ -54,7 +56,11 @@ std::vector<std::vector<int>> share_work(const HostComm& world, const std::vecto
 class JobRun {
  public:
   JobRun(MpiEnv& mpi, const JobRunOptions& options)
-      : mpi_(mpi), options_(options), world_(HostComm::world()), time_zero_s_(monotonic_s()) {}
+      : mpi_(mpi),
+        options_(options),
+        world_(HostComm::world()),
+        records_(world_.duplicate()),
+        time_zero_s_(monotonic_s()) {}
 
   int run() {
     shared_ = share_job(world_, options_.job_file, options_.overrides);
@@ -64,7 +70,6 @@ class JobRun {
     world_.together([&] {
       check_determinism(job, layout_);
       enforce_transport(job.transport.require, layout_, mpi_transport(layout_));
-      if (layout_.data > 1) refuse_replicas();
     });
     if (root() && !options_.quiet) fmt::print(stderr, "{}\n", render_rank_map(layout_));
     start_guard(job);
@@ -99,15 +104,6 @@ class JobRun {
  private:
   bool root() const { return world_.rank() == 0; }
 
-  [[noreturn]] static void refuse_replicas() {
-    throw Error(
-        ExitCode::kConfiguration,
-        {.what = "independent replicas are not available in this version",
-         .where = "parallel.data",
-         .expected = "1",
-         .remedy = "start one job for each replica, each with its part of the prompt file"});
-  }
-
   void start_guard(const JobConfig& job) {
     RankGuardOptions guard;
     guard.stall_timeout_s = job.run.stall_timeout_s;
@@ -132,14 +128,6 @@ class JobRun {
   }
 
   void set_up(const JobConfig& job) {
-    telemetry_ = std::make_unique<Telemetry>(
-        world_.rank(), job.memory.reserve_bytes, time_zero_s_, [this](const MemoryRow& row) {
-          if (!root()) {
-            guard_->send_to_root(kMemoryRowMessage, serialize(row));
-          } else if (auto* writer = writer_for_samples_.load()) {
-            writer->submit(row);
-          }
-        });
     files_ =
         world_.together([&] { return std::make_unique<ModelFiles>(open_model_files(job.model)); });
     for (const auto& warning : files_->tokenizer.warnings()) {
@@ -154,19 +142,41 @@ class JobRun {
     progress_ = std::make_unique<Progress>(
         root() ? detect_progress_mode(options_.quiet) : ProgressMode::kOff,
         static_cast<int>(groups_.size()));
-    engine_parts_ = std::make_unique<RankEngine>(RankEngineInputs{
-        .job = job,
-        .files = *files_,
-        .world = world_,
-        .layout = layout_,
-        .beacon = beacon_,
-        .on_phase = [this](const std::string& phase) { telemetry_->enter_phase(phase); },
-        .on_load = [this](const LoadProgress& p) { progress_->loading(p); }});
+    engine_parts_ = std::make_unique<RankEngine>(
+        RankEngineInputs{.job = job,
+                         .files = *files_,
+                         .world = world_,
+                         .layout = layout_,
+                         .beacon = beacon_,
+                         .on_phase =
+                             [&](const std::string& phase) {
+                               // While the plan is made, it is for the plan to say that memory is
+                               // short.
+                               if (phase == "plan") return;
+                               if (telemetry_ == nullptr) start_telemetry(job);
+                               telemetry_->enter_phase(phase);
+                             },
+                         .on_load = [this](const LoadProgress& p) { progress_->loading(p); }});
     world_.together([&] { canary_ = std::make_unique<Canary>(engine_parts_->backend()); });
     describe_start();
+    world_.together([&] {
+      if (writer_ != nullptr) writer_->publish();
+    });
   }
 
-  // Before the weights: a result that cannot be written must not cost a night.
+  void start_telemetry(const JobConfig& job) {
+    telemetry_ = std::make_unique<Telemetry>(
+        world_.rank(), job.memory.reserve_bytes, time_zero_s_, [this](const MemoryRow& row) {
+          if (!root()) {
+            guard_->send_to_root(kMemoryRowMessage, serialize(row));
+          } else if (auto* writer = writer_for_samples_.load()) {
+            writer->submit(row);
+          }
+        });
+  }
+
+  // Before the weights: a result that cannot be written must not cost a night. It becomes visible
+  // only when nothing can be refused any more.
   void open_result(const JobConfig& job) {
     groups_ = run_groups(job);
     std::set<WorkKey> completed;
@@ -180,6 +190,7 @@ class JobRun {
                                        .prompt_file_sha256 = prompts_.sha256};
       WriterOptions writer;
       writer.file = shared_.output_file;
+      writer.first_file = FirstFile::kAtPublish;
       writer.flush_every_s = job.output.flush_every_s;
       writer.ranks_per_replica = layout_.tensor;
       writer.facts = job_run_facts(description);
@@ -194,7 +205,8 @@ class JobRun {
       }
       writer_ = std::make_unique<ResultWriter>(std::move(writer));
       writer_for_samples_ = writer_.get();
-      sink_ = std::make_unique<ResultFileSink>(*writer_);
+      file_sink_ = std::make_unique<ResultFileSink>(*writer_);
+      receiver_ = std::make_unique<RecordReceiver>(records_, *file_sink_);
       log_set_sink([this](LogLevel level, std::string_view text) {
         writer_->submit(LogEvent{.session = 0,
                                  .time_s = monotonic_s() - time_zero_s_,
@@ -204,6 +216,8 @@ class JobRun {
       });
     });
     work_ = share_work(world_, groups_, prompts_.requests, completed);
+    if (layout_.replica_leader() && !root())
+      forwarding_sink_ = std::make_unique<ForwardingSink>(records_);
   }
 
   void describe_start() {
@@ -241,15 +255,11 @@ class JobRun {
                     .beacon = beacon_,
                     .program = engine_parts_->program(),
                     .tokenizer = files_->tokenizer,
-                    .sink = sink_.get(),
+                    .sink = sink(),
                     .canary = canary_.get(),
-                    .stop_reason =
-                        [this] {
-                          if (telemetry_->stop_reason() != StopReason::kNone)
-                            return StopReason::kMemory;
-                          return stop_requested() ? StopReason::kInterrupted : StopReason::kNone;
-                        },
-                    .on_status = [this](const EngineStatus& s) { progress_->running(s); },
+                    .first_rank = std::int64_t{layout_.replica} * layout_.tensor,
+                    .stop_reason = [this] { return wish_to_stop(); },
+                    .on_status = [this](const EngineStatus& s) { between_steps(s); },
                     .on_round = {}};
     Engine engine(std::move(deps), {.limits = engine_parts_->plan().limits,
                                     .sample = {.logprobs = job.output.logprobs > 0,
@@ -260,17 +270,68 @@ class JobRun {
                                     .clear_cache_between_groups = true,
                                     .adaptive_depth = job.speculative.adaptive,
                                     .time_zero_s = time_zero_s_});
-    guard_->begin_watch();
     StopReason stop = StopReason::kNone;
     for (std::size_t g = 0; g < groups_.size() && stop == StopReason::kNone; ++g) {
-      std::vector<const Request*> requests;
-      for (const int i : work_[g])
-        requests.push_back(&prompts_.requests[static_cast<std::size_t>(i)]);
-      if (!requests.empty()) stop = engine.run_group(groups_[g], requests);
+      if (!work_[g].empty()) stop = run_one_group(engine, groups_[g], work_[g]);
       progress_->end_group();
     }
-    guard_->end_watch();
     return stop;
+  }
+
+  // All replicas start a group together and share its requests; the group ends with the last one.
+  StopReason run_one_group(Engine& engine, const RunGroup& group, const std::vector<int>& work) {
+    std::vector<const Request*> requests;
+    for (std::size_t i = 0; i < work.size(); ++i) {
+      if (static_cast<int>(i % static_cast<std::size_t>(layout_.data)) != layout_.replica) continue;
+      requests.push_back(&prompts_.requests[static_cast<std::size_t>(work[i])]);
+    }
+    GroupRecord record;
+    record.concurrency = group.concurrency;
+    record.run_index = group.run_index;
+    record.warmup = group.warmup;
+    record.start_s = monotonic_s() - time_zero_s_;
+    if (root()) {
+      receiver_->start_group();
+      writer_->submit(record);
+    }
+    guard_->begin_watch();
+    StopReason stop = requests.empty() ? StopReason::kNone : engine.run_group(group, requests);
+    guard_->end_watch();
+    if (layout_.data > 1) stop = join_replicas(stop);
+    if (root() && stop == StopReason::kNone) {
+      record.end_s = monotonic_s() - time_zero_s_;
+      writer_->submit(record);
+    }
+    return stop;
+  }
+
+  // Waits for the other replicas' records of the group; the most urgent wish to stop wins.
+  StopReason join_replicas(StopReason stop) {
+    const BeaconScope scope(&beacon_, "waiting for the other replicas", WaitsForPeers::kYes);
+    if (forwarding_sink_) forwarding_sink_->end_group();
+    if (root()) {
+      while (receiver_->groups_ended() < layout_.data - 1) {
+        receiver_->poll();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    const auto all = world_.all_gather(stop);
+    return *std::max_element(all.begin(), all.end());
+  }
+
+  ResultSink* sink() {
+    if (root()) return file_sink_.get();
+    return forwarding_sink_.get();
+  }
+
+  StopReason wish_to_stop() const {
+    if (telemetry_->stop_reason() != StopReason::kNone) return StopReason::kMemory;
+    return stop_requested() ? StopReason::kInterrupted : StopReason::kNone;
+  }
+
+  void between_steps(const EngineStatus& status) {
+    progress_->running(status);
+    if (root()) receiver_->poll();
   }
 
   int finish(StopReason stop) {
@@ -278,7 +339,7 @@ class JobRun {
     if (stop == StopReason::kInterrupted) code = ExitCode::kInterrupted;
     if (stop == StopReason::kMemory) code = ExitCode::kMemoryWatchdog;
     if (root()) {
-      if (code == ExitCode::kDone && sink_->num_failed() > 0) code = ExitCode::kSomeFailed;
+      if (code == ExitCode::kDone && file_sink_->num_failed() > 0) code = ExitCode::kSomeFailed;
       Passport more;
       more.set("memory.lows", telemetry_->lows_text());
       writer_->add_to_passport(more);
@@ -305,6 +366,7 @@ class JobRun {
   MpiEnv& mpi_;
   const JobRunOptions& options_;
   HostComm world_;
+  HostComm records_;  // for records between replicas
   double time_zero_s_;
   StepBeacon beacon_;
   SharedJob shared_;
@@ -316,7 +378,9 @@ class JobRun {
   std::vector<std::vector<int>> work_;    // [groups]
   std::unique_ptr<ResultWriter> writer_;  // rank 0
   std::atomic<ResultWriter*> writer_for_samples_{nullptr};
-  std::unique_ptr<ResultFileSink> sink_;  // rank 0
+  std::unique_ptr<ResultFileSink> file_sink_;        // rank 0
+  std::unique_ptr<RecordReceiver> receiver_;         // rank 0
+  std::unique_ptr<ForwardingSink> forwarding_sink_;  // leaders of other replicas
   std::unique_ptr<RankGuard> guard_;
   std::unique_ptr<Telemetry> telemetry_;
   std::unique_ptr<RankEngine> engine_parts_;

@@ -16,7 +16,6 @@ class ResultFileSink final : public ResultSink {
     writer_.submit(std::move(record));
   }
   void step_finished(const StepRecord& record) override { writer_.submit(record); }
-  void group_changed(const GroupRecord& record) override { writer_.submit(record); }
   void canary_measured(const CanaryRecord& record) override { writer_.submit(record); }
 
   std::int64_t num_failed() const { return num_failed_; }

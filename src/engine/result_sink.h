@@ -11,7 +11,6 @@ class ResultSink {
   virtual ~ResultSink() = default;
   virtual void request_finished(RequestRecord&& record) = 0;
   virtual void step_finished(const StepRecord& record) = 0;
-  virtual void group_changed(const GroupRecord& record) = 0;
   virtual void canary_measured(const CanaryRecord& record) = 0;
 };
 

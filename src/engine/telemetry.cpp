@@ -1,6 +1,6 @@
 #include "engine/telemetry.h"
 
-#include <nlohmann/json.hpp>
+#include <algorithm>
 
 #include "base/log.h"
 #include "base/units.h"
@@ -8,55 +8,12 @@
 namespace tandem {
 namespace {
 
-using nlohmann::json;
-
-template <typename T>
-void put(json& j, const char* name, const std::optional<T>& value) {
-  if (value) j[name] = *value;
-}
-
-template <typename T>
-void get(const json& j, const char* name, std::optional<T>& value) {
-  if (j.contains(name)) value = j.at(name).get<T>();
-}
-
-// The optional columns, named once for both directions.
-template <typename Row, typename F>
-void for_each_optional(Row& row, F&& f) {
-  f("mem_available", row.mem_available_bytes);
-  f("page_cache", row.page_cache_bytes);
-  f("swap_used", row.swap_used_bytes);
-  f("rss", row.rss_bytes);
-  f("major_faults", row.major_faults);
-  f("disk_read", row.disk_read_bytes);
-  f("psi_some", row.psi_some_avg10_percent);
-  f("device", row.device_in_use_bytes);
-}
-
 std::optional<std::int64_t> difference(const Reading& a, const Reading& b) {
   if (!a || !b) return std::nullopt;
   return *a - *b;
 }
 
 }  // namespace
-
-std::string serialize(const MemoryRow& row) {
-  json j = {{"time", row.time_s}, {"rank", row.rank}, {"phase", row.phase}};
-  for_each_optional(row, [&](const char* name, const auto& value) { put(j, name, value); });
-  std::string out;
-  json::to_cbor(j, out);
-  return out;
-}
-
-MemoryRow deserialize_memory_row(const std::string& bytes) {
-  const json j = json::from_cbor(bytes);
-  MemoryRow row;
-  row.time_s = j.at("time");
-  row.rank = j.at("rank");
-  row.phase = j.at("phase");
-  for_each_optional(row, [&](const char* name, auto& value) { get(j, name, value); });
-  return row;
-}
 
 Telemetry::Telemetry(int rank, std::int64_t reserve_bytes, double time_zero_s,
                      std::function<void(const MemoryRow&)> deliver)

@@ -18,9 +18,6 @@ namespace tandem {
 // Message kinds on the guard's telemetry path.
 inline constexpr std::uint32_t kMemoryRowMessage = 1;
 
-std::string serialize(const MemoryRow& row);
-MemoryRow deserialize_memory_row(const std::string& bytes);
-
 class Telemetry {
  public:
   // `deliver` takes a sample of this rank; called on the watchdog's thread. The watchdog stops the

@@ -17,7 +17,6 @@ class CollectingSink final : public ResultSink {
     records.emplace(record.id, std::move(record));
   }
   void step_finished(const StepRecord& record) override { steps.push_back(record); }
-  void group_changed(const GroupRecord&) override {}
   void canary_measured(const CanaryRecord&) override {}
 
   std::map<std::string, RequestRecord> records;
