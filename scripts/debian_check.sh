@@ -46,7 +46,7 @@ if [[ ! -e $dir/.debootstrap-complete ]]; then
   touch "$dir/.debootstrap-complete"
 fi
 cp /etc/resolv.conf /etc/hosts "$dir/etc/"
-grep -lsiE 'proxy|https::|cainfo' /etc/apt/apt.conf.d/* | xargs -r cp -t "$dir/etc/apt/apt.conf.d/"
+{ grep -lsiE 'proxy|https::|cainfo' /etc/apt/apt.conf.d/* || true; } | xargs -r cp -t "$dir/etc/apt/apt.conf.d/"
 mkdir -p "$dir/etc/ssl/certs"
 [[ ! -e /etc/ssl/certs/ca-certificates.crt ]] || cp /etc/ssl/certs/ca-certificates.crt "$dir/etc/ssl/certs/"
 
