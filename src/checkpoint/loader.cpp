@@ -284,26 +284,20 @@ class Loader::Reader {
 
   void convert_chunk(const Binding& binding, RowRange rows, ColRange cols, std::int64_t dst_row) {
     const TensorRequest& request = binding.request;
-    const std::int64_t kept_bytes = code_row_bytes(weight_.format, cols.count());
-    const std::int64_t element_bytes = static_cast<std::int64_t>(dtype_bytes(request.as));
     const bool same_type = (weight_.format == WeightFormat::kBf16 && request.as == DType::kBF16) ||
                            (weight_.format == WeightFormat::kF32 && request.as == DType::kF32);
+    if (same_type) {
+      if (options_.scan_for_nan) scan_chunk(binding, rows, cols);
+      store_chunk(request, staging_.data(), rows.count(), cols, dst_row);
+      return;
+    }
+    const std::int64_t kept_bytes = code_row_bytes(weight_.format, cols.count());
+    const auto row_bytes = static_cast<std::size_t>(cols.count()) * dtype_bytes(request.as);
     const bool scan = options_.scan_for_nan || !is_plain(weight_.format);
     values_.resize(static_cast<std::size_t>(cols.count()));
+    converted_.resize(row_bytes * static_cast<std::size_t>(rows.count()));
     for (std::int64_t i = 0; i < rows.count(); ++i) {
-      const std::int64_t at =
-          (dst_row + i) * request.dst_row_stride + cols.begin - request.cols->begin;
-      std::byte* dst = static_cast<std::byte*>(request.dst) + at * element_bytes;
-      const std::byte* src = staging_.data() + i * kept_bytes;
-      if (same_type && !scan) {
-        // Rows that follow each other on both sides are copied in one go.
-        const bool packed = request.dst_row_stride == cols.count();
-        std::memcpy(dst, src,
-                    static_cast<std::size_t>(packed ? kept_bytes * rows.count() : kept_bytes));
-        if (packed) return;
-        continue;
-      }
-      CodeRow row{.codes = src, .first_col = cols.begin};
+      CodeRow row{.codes = staging_.data() + i * kept_bytes, .first_col = cols.begin};
       if (!is_plain(weight_.format)) {
         row.scales =
             scales_.data() + (scale_row_of(weight_, rows.begin + i) - first_scale_row_) *
@@ -312,18 +306,72 @@ class Loader::Reader {
       }
       dequantize_row(weight_, row, cols.begin, cols.end, values_.data());
       if (scan) check_finite(binding, rows.begin + i, cols);
-      store(request.as, dst);
+      narrow_row(request.as, converted_.data() + static_cast<std::size_t>(i) * row_bytes);
+    }
+    store_chunk(request, converted_.data(), rows.count(), cols, dst_row);
+  }
+
+  // Plain values as they lie in the file: a look at the exponents is enough, and keeps loading at
+  // the speed of the disk.
+  void scan_chunk(const Binding& binding, RowRange rows, ColRange cols) {
+    const auto count = static_cast<std::size_t>(rows.count() * cols.count());
+    if (!has_non_finite(staging_.data(), count, binding.request.as)) return;
+    values_.resize(static_cast<std::size_t>(cols.count()));
+    for (std::int64_t i = 0; i < rows.count(); ++i) {
+      const CodeRow row{.codes = staging_.data() + i * code_row_bytes(weight_.format, cols.count()),
+                        .first_col = cols.begin};
+      dequantize_row(weight_, row, cols.begin, cols.end, values_.data());
+      check_finite(binding, rows.begin + i, cols);
     }
   }
 
-  void store(DType as, std::byte* dst) const {
+  static bool has_non_finite(const std::byte* data, std::size_t count, DType type) {
+    std::uint32_t found = 0;
+    if (type == DType::kBF16) {
+      for (std::size_t k = 0; k < count; ++k) {
+        std::uint16_t bits;
+        std::memcpy(&bits, data + k * sizeof bits, sizeof bits);
+        found |= (bits & 0x7f80u) == 0x7f80u;
+      }
+    } else {
+      for (std::size_t k = 0; k < count; ++k) {
+        std::uint32_t bits;
+        std::memcpy(&bits, data + k * sizeof bits, sizeof bits);
+        found |= (bits & 0x7f800000u) == 0x7f800000u;
+      }
+    }
+    return found != 0;
+  }
+
+  // Packed values [rows, cols] to their place; rows that follow each other there go in one piece.
+  void store_chunk(const TensorRequest& request, const std::byte* values, std::int64_t num_rows,
+                   ColRange cols, std::int64_t dst_row) const {
+    const auto element = static_cast<std::int64_t>(dtype_bytes(request.as));
+    const std::int64_t row_bytes = cols.count() * element;
+    auto* dst = static_cast<std::byte*>(request.dst) +
+                (dst_row * request.dst_row_stride + cols.begin - request.cols->begin) * element;
+    const bool packed = request.dst_row_stride == cols.count();
+    const std::int64_t pieces = packed ? 1 : num_rows;
+    const auto bytes = static_cast<std::size_t>(packed ? num_rows * row_bytes : row_bytes);
+    for (std::int64_t i = 0; i < pieces; ++i) {
+      std::byte* to = dst + i * request.dst_row_stride * element;
+      if (options_.store) {
+        options_.store(to, values + i * row_bytes, bytes);
+      } else {
+        std::memcpy(to, values + i * row_bytes, bytes);
+      }
+    }
+  }
+
+  // values_ in the destination's type.
+  void narrow_row(DType as, std::byte* out) const {
     if (as == DType::kF32) {
-      std::memcpy(dst, values_.data(), values_.size() * sizeof(float));
+      std::memcpy(out, values_.data(), values_.size() * sizeof(float));
       return;
     }
     for (std::size_t k = 0; k < values_.size(); ++k) {
       const bf16 value = to_bf16(values_[k]);
-      std::memcpy(dst + k * sizeof value, &value, sizeof value);
+      std::memcpy(out + k * sizeof value, &value, sizeof value);
     }
   }
 
@@ -347,7 +395,8 @@ class Loader::Reader {
   std::vector<std::byte> staging_;    // codes of the current chunk, [rows, kept columns]
   std::vector<std::byte> scales_;     // scale rows of the current chunk
   std::int64_t first_scale_row_ = 0;  // in scales_
-  std::vector<float> values_;         // one converted row
+  std::vector<float> values_;
+  std::vector<std::byte> converted_;  // a chunk in the destination's type
   LoadProgress progress_;
   LoadStats stats_;
 };

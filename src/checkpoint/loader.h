@@ -56,6 +56,9 @@ struct LoadOptions {
   bool drop_page_cache = true;
   bool scan_for_nan = false;  // NaN or infinite values are errors naming the tensor
   std::function<void(const LoadProgress&)> progress = {};  // called after each chunk
+  // Puts bytes at a destination that the host cannot write itself (device memory); empty: memcpy.
+  // The source may be reused as soon as it returns.
+  std::function<void(void* dst, const void* src, std::size_t bytes)> store = {};
 };
 
 struct LoadStats {

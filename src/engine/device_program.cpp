@@ -45,7 +45,7 @@ DeviceProgram::DeviceProgram(PartAllocator& allocator, const DeviceProgramInputs
       allocator.take(parts::kActivations, row_bytes(*model_, shape.activations, max_logit_rows_));
   logits_ = allocator.take_array<float>(parts::kActivations,
                                         max_logit_rows_ * model_->vocab_shard().padded_rows);
-  logit_rows_ = allocator.take_array<std::int32_t>(parts::kActivations, max_logit_rows_);
+  logit_rows_ = allocator.take_array<std::int32_t>(parts::kHostTables, max_logit_rows_);
   scratch_ = take_scratch(allocator, *model_, in.backend, shape);
 }
 

@@ -57,6 +57,8 @@ inline constexpr std::string_view kStates = "recurrent states";
 inline constexpr std::string_view kSnapshots = "prefix snapshots";
 inline constexpr std::string_view kActivations = "activations";
 inline constexpr std::string_view kCommunication = "communication buffers";
+// Small tables that the host writes and kernels read between steps, and results the other way.
+inline constexpr std::string_view kHostTables = "host tables";
 }  // namespace parts
 
 }  // namespace tandem

@@ -17,9 +17,9 @@ struct SlotTables {
 
   static SlotTables take(PartAllocator& allocator, const EngineShape& shape) {
     return {.page_table = allocator.take_array<std::int32_t>(
-                parts::kActivations, std::int64_t{shape.max_sequences} * shape.pages_per_sequence),
+                parts::kHostTables, std::int64_t{shape.max_sequences} * shape.pages_per_sequence),
             .pending_rows =
-                allocator.take_array<std::int32_t>(parts::kActivations, shape.max_sequences)};
+                allocator.take_array<std::int32_t>(parts::kHostTables, shape.max_sequences)};
   }
 };
 
@@ -28,10 +28,10 @@ class BatchArrays {
   BatchArrays(PartAllocator& allocator, const EngineShape& shape, SlotTables tables)
       : shape_(shape),
         tables_(tables),
-        token_ids_(allocator.take_array<std::int32_t>(parts::kActivations, shape.max_rows)),
-        positions_(allocator.take_array<std::int32_t>(parts::kActivations, shape.max_rows)),
-        row_slots_(allocator.take_array<std::int32_t>(parts::kActivations, shape.max_rows)),
-        segments_(allocator.take_array<ops::Segment>(parts::kActivations, shape.max_sequences)) {}
+        token_ids_(allocator.take_array<std::int32_t>(parts::kHostTables, shape.max_rows)),
+        positions_(allocator.take_array<std::int32_t>(parts::kHostTables, shape.max_rows)),
+        row_slots_(allocator.take_array<std::int32_t>(parts::kHostTables, shape.max_rows)),
+        segments_(allocator.take_array<ops::Segment>(parts::kHostTables, shape.max_sequences)) {}
 
   void clear(ops::RowClass row_class) {
     row_class_ = row_class;

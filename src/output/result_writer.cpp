@@ -453,7 +453,8 @@ void ResultWriter::Impl::finish(ExitCode exit_code) {
   } catch (const Error& error) {
     auto text = error.text();
     text.what = "the last results could not be written: " + text.what;
-    if (text.remedy.empty()) text.remedy = "mend the file system and continue with --resume";
+    if (text.remedy.empty()) text.remedy = "mend the file system";
+    text.remedy += ", then continue with --resume";
     throw Error(ExitCode::kInternal, text);
   }
   {

@@ -64,6 +64,7 @@ void install_signal_handlers() {
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) install(signal, on_stop_signal);
   install(SIGCONT, on_continue);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);
 }
 
 bool stop_requested() { return g_stop_signal.load(std::memory_order_relaxed) != 0; }

@@ -1,6 +1,6 @@
 // Turns SIGINT, SIGTERM and SIGUSR1 into a flag that the step loop reads between steps: finish the
-// step, save, exit 130. A second one ends the process at once. SIGPIPE is ignored: writes fail with
-// EPIPE instead.
+// step, save, exit 130. A second one ends the process at once. SIGPIPE and SIGXFSZ are ignored:
+// writes fail with EPIPE and EFBIG instead.
 //
 // What mpirun of Open MPI 4.1 does (measured with 4.1.4; orte/mca/ess/hnp, orte/mca/odls/base),
 // with T = odls_base_sigkill_timeout, 1 s unless set:

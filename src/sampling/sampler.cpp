@@ -25,12 +25,14 @@ Sampler::Sampler(PartAllocator& allocator, const Backend& backend, const VocabSh
       local_best_(allocator.take_array<ops::ArgmaxResult>(parts::kActivations, max_rows)),
       all_best_(allocator.take_array<ops::ArgmaxResult>(parts::kCommunication,
                                                         std::int64_t{max_rows} * tensor_ranks)),
+      best_(allocator.take_array<ops::ArgmaxResult>(parts::kHostTables,
+                                                    std::int64_t{max_rows} * tensor_ranks)),
       gathered_(allocator.take_array<float>(parts::kCommunication,
                                             tensor_ranks * kRowsAtATime * shard.padded_rows)),
       whole_rows_(allocator.take_array<float>(parts::kActivations,
                                               tensor_ranks * kRowsAtATime * shard.padded_rows)),
-      params_(allocator.take_array<ops::SampleParams>(parts::kActivations, kRowsAtATime)),
-      results_(allocator.take_array<ops::SampleResult>(parts::kActivations, kRowsAtATime)),
+      params_(allocator.take_array<ops::SampleParams>(parts::kHostTables, kRowsAtATime)),
+      results_(allocator.take_array<ops::SampleResult>(parts::kHostTables, kRowsAtATime)),
       scratch_(
           allocator.take(parts::kActivations,
                          ops::sample_scratch_bytes(backend, tensor_ranks * shard.padded_rows))) {}
@@ -63,16 +65,25 @@ void Sampler::argmax(const LayerContext& context, const float* logits, int num_r
                                      .out = local_best_});
   const auto bytes = static_cast<std::int64_t>(sizeof(ops::ArgmaxResult)) * num_rows;
   context.comm.all_gather(local_best_, all_best_, bytes);
+  context.backend.copy(best_, all_best_, static_cast<std::size_t>(bytes * ranks_));
   context.backend.synchronize();
   for (int row = 0; row < num_rows; ++row) {
     // Shards are in the order of their ids, so a strict comparison leaves ties to the lower id.
-    ops::ArgmaxResult best = all_best_[row];
+    ops::ArgmaxResult best = best_[row];
     for (int r = 1; r < ranks_; ++r) {
-      const auto& other = all_best_[r * num_rows + row];
+      const auto& other = best_[r * num_rows + row];
       if (other.value > best.value) best = other;
     }
     out[static_cast<std::size_t>(row)] = best.id;
   }
+}
+
+std::uint64_t Sampler::hash_row(const LayerContext& context, const float* row) {
+  const auto bytes = static_cast<std::size_t>(valid_vocab_) * sizeof(float);
+  host_row_.resize(static_cast<std::size_t>(valid_vocab_));
+  context.backend.copy(host_row_.data(), row, bytes);
+  context.backend.synchronize();
+  return xxh3_64(host_row_.data(), bytes);
 }
 
 void Sampler::sample_gathered(const LayerContext& context, const float* logits,
@@ -105,8 +116,7 @@ void Sampler::sample_gathered(const LayerContext& context, const float* logits,
       auto& token = out[first + static_cast<std::size_t>(row)];
       token = {.id = results_[row].id, .logprob = results_[row].logprob};
       if (options.logit_hashes) {
-        token.logit_hash = xxh3_64(whole_rows_ + row * stride,
-                                   static_cast<std::size_t>(valid_vocab_) * sizeof(float));
+        token.logit_hash = hash_row(context, whole_rows_ + row * stride);
       }
     }
   }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/ops/sample.h"
 #include "layers/layer_context.h"
@@ -46,18 +47,22 @@ class Sampler {
   void sample_gathered(const LayerContext& context, const float* logits,
                        std::span<const ops::SampleParams> params, const SampleOptions& options,
                        std::span<SampledToken> out);
+  // A test mode: the row makes a detour over the host.
+  std::uint64_t hash_row(const LayerContext& context, const float* row);
 
   VocabShard shard_;
   int ranks_;
   std::int64_t valid_vocab_;
   int max_rows_;
   ops::ArgmaxResult* local_best_;  // [max_rows]
-  ops::ArgmaxResult* all_best_;    // [ranks, max_rows]
+  ops::ArgmaxResult* all_best_;    // [ranks, rows of the call]
+  ops::ArgmaxResult* best_;        // the same, where the host can read it
   float* gathered_;                // [ranks, rows at a time, padded_rows]
   float* whole_rows_;              // [rows at a time, ranks * padded_rows]
   ops::SampleParams* params_;      // [rows at a time]
   ops::SampleResult* results_;     // [rows at a time]
   void* scratch_;
+  std::vector<float> host_row_;  // [valid_vocab], only with hashes
 };
 
 }  // namespace tandem

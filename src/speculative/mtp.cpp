@@ -26,7 +26,7 @@ MtpDrafter::MtpDrafter(PartAllocator& allocator, Model& model, Sampler& sampler,
                                  static_cast<std::size_t>(shape.max_sequences * row_bytes_))),
       logits_(allocator.take_array<float>(parts::kActivations,
                                           shape.max_sequences * model.vocab_shard().padded_rows)),
-      last_rows_(allocator.take_array<std::int32_t>(parts::kActivations, shape.max_sequences)),
+      last_rows_(allocator.take_array<std::int32_t>(parts::kHostTables, shape.max_sequences)),
       ids_(static_cast<std::size_t>(shape.max_sequences)) {
   still_.reserve(static_cast<std::size_t>(shape.max_sequences));
 }

@@ -211,6 +211,27 @@ TEST(DeterminismInRandomCompany, TheWatchedRequestsLogitsNeverChange) {
   world().barrier();
 }
 
+// Ranks that emit different tokens must notice. Each rank draws with a seed of its own, so the
+// first sampled tokens differ although the logits are equal.
+TEST(DeterminismGuard, DivergingRanksStopTheJob) {
+  const bool member = world().rank() < 2;
+  const HostComm group = world().split(member ? 0 : 1, world().rank());
+  if (member) {
+    EngineHarness engine(group, base_job(ActivationDType::kBf16));
+    auto request = make_request("x", prompt_ids("prompts", "p33"), 32);
+    request.sampling.temperature = 50.0f;
+    request.sampling.seed = static_cast<std::uint64_t>(world().rank());
+    try {
+      engine.run({request}, 1);
+      ADD_FAILURE() << "the ranks did not notice";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kRankFailure);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("diverge"));
+    }
+  }
+  world().barrier();
+}
+
 // The checks above must be able to fail: a KV cache in another precision changes logits in the last
 // bits only, and the hashes see it.
 TEST(DeterminismMutation, AChangeOfRoundingIsSeen) {

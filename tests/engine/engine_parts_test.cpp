@@ -4,12 +4,15 @@
 
 #include <numeric>
 
+#include "base/counter_rng.h"
 #include "engine/engine_limits.h"
 #include "engine/progress.h"
 #include "engine/record_exchange.h"
 #include "engine/request_exchange.h"
 #include "engine/run_groups.h"
 #include "engine/validators.h"
+#include "parallel/transport.h"
+#include "speculative/adaptive_depth.h"
 
 namespace tandem {
 namespace {
@@ -160,6 +163,60 @@ TEST(Progress, StatusLineHasNoRateWithoutEvents) {
   EXPECT_THAT(text, ::testing::HasSubstr("0/4 requests"));
   EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("acceptance")));
   EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("ETA")));
+}
+
+// Rounds whose drafts survive with probability `p` each, costing 1 + slope * depth.
+int settled_depth(double p, double slope) {
+  AdaptiveDepth adaptive(5);
+  std::uint32_t counter = 0;
+  int depth = 0;
+  for (int round = 0; round < 1000; ++round) {
+    const int chosen = adaptive.choose();
+    if (round % 32 != 0) depth = chosen;
+    int accepted = 0;
+    while (accepted < chosen &&
+           uniform01(random_bits({}, counter++, RngPurpose::kAccept, 0)) < static_cast<float>(p)) {
+      ++accepted;
+    }
+    adaptive.count_round(chosen, accepted);
+    adaptive.count_time(chosen, 1.0 + slope * chosen);
+  }
+  return depth;
+}
+
+TEST(AdaptiveDepth, DraftsDeepWhenDraftsAreGoodAndCheap) {
+  EXPECT_EQ(settled_depth(0.95, 0.05), 5);
+}
+
+TEST(AdaptiveDepth, StopsDraftingWhenItDoesNotPay) {
+  EXPECT_EQ(settled_depth(0.05, 0.3), 0);
+  const int middle = settled_depth(0.6, 0.2);
+  EXPECT_GE(middle, 1);
+  EXPECT_LE(middle, 3);
+}
+
+TEST(Transport, UnprovenIsNotRdma) {
+  const auto on = [](int hosts) {
+    std::vector<RankPlace> places(2);
+    for (int i = 0; i < 2; ++i) {
+      auto& place = places[static_cast<std::size_t>(i)];
+      place.host = place.host_id = "host" + std::to_string(hosts == 1 ? 0 : i);
+    }
+    return make_rank_layout(0, ParallelSection{}, places);
+  };
+  const auto refused = [](TransportRequire require, const RankLayout& layout) {
+    try {
+      enforce_transport(require, layout, mpi_transport(layout));
+      return false;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kTransport);
+      return true;
+    }
+  };
+  EXPECT_FALSE(refused(TransportRequire::kAuto, on(1)));
+  EXPECT_FALSE(refused(TransportRequire::kAny, on(2)));
+  EXPECT_TRUE(refused(TransportRequire::kAuto, on(2)));
+  EXPECT_TRUE(refused(TransportRequire::kRdma, on(1)));
 }
 
 }  // namespace
