@@ -12,8 +12,33 @@ namespace tandem {
 
 enum class BackendKind { kCpu, kCuda };
 
+// Who reads and writes an allocation.
+enum class MemoryKind {
+  kDevice,       // operators only; the host reaches it through Backend::copy()
+  kHostVisible,  // both: tables that the host fills and small results that it reads, between steps
+};
+
+// What MemoryKind::kDevice is made of on a GPU.
+enum class DeviceMemory {
+  kAuto,     // kDevice
+  kDevice,   // cudaMalloc
+  kManaged,  // cudaMallocManaged
+  kPinned,   // page-locked host memory, which the GPU reads in place
+};
+
+// A GPU for which this binary holds no machine code.
+enum class ForeignGpu {
+  kRefuse,
+  kCompileAtStart,  // the driver compiles the embedded PTX; takes minutes, lacks native
+                    // instructions
+};
+
 struct BackendOptions {
   int num_threads = 0;  // CPU worker threads of this rank; 0: OMP_NUM_THREADS or the cores allowed
+  // CUDA only.
+  int device = 0;  // ordinal among the visible GPUs
+  DeviceMemory device_memory = DeviceMemory::kAuto;
+  ForeignGpu foreign_gpu = ForeignGpu::kRefuse;
 };
 
 class Backend {
@@ -27,10 +52,16 @@ class Backend {
 
   // `bytes` of device-visible memory, 256-byte aligned, not initialised, every page present (so
   // that running out of memory shows now and not in the middle of the night). Throws
-  // Error{kDoesNotFit}. Only for start-up: nothing allocates inside a step.
-  virtual void* allocate(std::size_t bytes) = 0;
-  virtual void deallocate(void* data, std::size_t bytes) noexcept = 0;
+  // Error{kDoesNotFit}. Only for start-up: nothing allocates inside a step. On a CPU the kinds are
+  // the same memory.
+  virtual void* allocate(std::size_t bytes, MemoryKind kind) = 0;
+  virtual void deallocate(void* data, std::size_t bytes, MemoryKind kind) noexcept = 0;
+  void* allocate(std::size_t bytes) { return allocate(bytes, MemoryKind::kDevice); }
+  void deallocate(void* data, std::size_t bytes) noexcept {
+    deallocate(data, bytes, MemoryKind::kDevice);
+  }
 
+  // Between memory of any kind, also the host's own.
   virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void zero(void* destination, std::size_t bytes) = 0;
   virtual void synchronize() = 0;

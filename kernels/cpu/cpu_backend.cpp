@@ -73,7 +73,7 @@ std::string CpuBackend::description() const {
                      num_threads_ == 1 ? "" : "s");
 }
 
-void* CpuBackend::allocate(std::size_t bytes) {
+void* CpuBackend::allocate(std::size_t bytes, MemoryKind) {
   // Far above any machine, and far enough from the end of std::size_t to round up.
   constexpr std::size_t kAbsurd = std::size_t{1} << 60;
   const std::size_t length = bytes < kAbsurd ? mapped_bytes(bytes) : kAbsurd;
@@ -101,7 +101,7 @@ void* CpuBackend::allocate(std::size_t bytes) {
   return data;
 }
 
-void CpuBackend::deallocate(void* data, std::size_t bytes) noexcept {
+void CpuBackend::deallocate(void* data, std::size_t bytes, MemoryKind) noexcept {
   if (data != nullptr) munmap(data, mapped_bytes(bytes));
 }
 

@@ -25,8 +25,10 @@ class CpuBackend final : public Backend {
   std::string description() const override;
   int num_threads() const override { return num_threads_; }
 
-  void* allocate(std::size_t bytes) override;
-  void deallocate(void* data, std::size_t bytes) noexcept override;
+  using Backend::allocate;
+  using Backend::deallocate;
+  void* allocate(std::size_t bytes, MemoryKind kind) override;
+  void deallocate(void* data, std::size_t bytes, MemoryKind kind) noexcept override;
 
   void copy(void* destination, const void* source, std::size_t bytes) override;
   void zero(void* destination, std::size_t bytes) override;

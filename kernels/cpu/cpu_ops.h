@@ -33,6 +33,9 @@ void gated_rms_norm(CpuBackend& backend, const ops::GatedRmsNormArgs& args);
 bool linear_supports(ops::WeightFormat format);
 void linear(CpuBackend& backend, const ops::LinearArgs& args);
 void paged_attention(CpuBackend& backend, const ops::PagedAttentionArgs& args);
+inline std::size_t paged_attention_scratch_bytes(const CpuBackend&, int, int, int, std::int64_t) {
+  return 0;  // the backend's own shared scratch serves
+}
 void rms_norm(CpuBackend& backend, const ops::RmsNormArgs& args);
 void residual_rms_norm(CpuBackend& backend, const ops::ResidualRmsNormArgs& args);
 void argmax_rows(CpuBackend& backend, const ops::ArgmaxRowsArgs& args);

@@ -5,6 +5,14 @@
 
 namespace tandem::ops {
 
+std::size_t paged_attention_scratch_bytes(const Backend& backend, int num_heads, int head_dim,
+                                          int max_rows, std::int64_t max_context) {
+  check_heads(num_heads, head_dim);
+  TANDEM_CHECK(max_rows >= 0 && max_context >= 0, "{} rows, context of {}", max_rows, max_context);
+  TANDEM_DISPATCH(paged_attention_scratch_bytes, backend, num_heads, head_dim, max_rows,
+                  max_context);
+}
+
 void paged_attention(Backend& backend, const PagedAttentionArgs& args) {
   check_batch(args.batch);
   const KvPages& pages = args.pages;

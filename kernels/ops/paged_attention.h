@@ -6,6 +6,7 @@
 // and its own keys only: not on the page size, the other rows, or the rows of its segment.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/types.h"
@@ -30,7 +31,16 @@ struct PagedAttentionArgs {
   int first_index = 0;  // smallest cache index that holds an entry; a row that sees none gives 0
   KvPages pages;
   void* out = nullptr;  // [rows, num_heads, head_dim]
+  // Lets a device share one row's context among its processors. Less than
+  // paged_attention_scratch_bytes() of the call, or none, costs time and changes no bit.
+  void* scratch = nullptr;
+  std::size_t scratch_bytes = 0;
 };
+
+// For calls of at most max_rows rows whose page tables span at most max_context tokens. 0 on
+// backends that need none.
+std::size_t paged_attention_scratch_bytes(const Backend& backend, int num_heads, int head_dim,
+                                          int max_rows, std::int64_t max_context);
 
 void paged_attention(Backend& backend, const PagedAttentionArgs& args);
 
