@@ -3,12 +3,17 @@
 // every number of ranks sees the same model.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <vector>
 
 #include "checkpoint/loader.h"
 
 namespace tandem {
 
-void fill_dummy_weights(const std::vector<TensorRequest>& requests);
+// store(dst, src, bytes) puts finished bytes at their place; the source may be reused when it
+// returns.
+void fill_dummy_weights(const std::vector<TensorRequest>& requests,
+                        const std::function<void(void*, const void*, std::size_t)>& store);
 
 }  // namespace tandem

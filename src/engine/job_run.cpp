@@ -84,7 +84,10 @@ class JobRun {
       close_quietly();
       throw;
     }
-    if (options_.dry_run) {
+    if (complete_ && root()) {
+      log_info("{} is complete: nothing is left to resume", shared_.output_file);
+    }
+    if (options_.dry_run || complete_) {
       close_quietly();
       return static_cast<int>(ExitCode::kDone);
     }
@@ -138,6 +141,7 @@ class JobRun {
     prompts_ = share_prompts(world_, job, *files_, limits_,
                              options_.skip_bad_prompts ? BadPrompts::kSkip : BadPrompts::kRefuse);
     open_result(job);
+    if (complete_) return;
 
     progress_ = std::make_unique<Progress>(
         root() ? detect_progress_mode(options_.quiet) : ProgressMode::kOff,
@@ -179,7 +183,7 @@ class JobRun {
   // only when nothing can be refused any more.
   void open_result(const JobConfig& job) {
     groups_ = run_groups(job);
-    std::set<WorkKey> completed;
+    ResumePlan resume;
     world_.together([&] {
       if (!root() || options_.dry_run) return;
       const JobDescription description{.job = shared_.job,
@@ -200,7 +204,7 @@ class JobRun {
       }
       if (options_.overwrite) writer.existing = ExistingFile::kOverwrite;
       if (options_.resume) {
-        completed = plan_resume(writer.file, writer.facts).completed;
+        resume = plan_resume(writer.file, writer.facts);
         writer.existing = ExistingFile::kResume;
       }
       writer_ = std::make_unique<ResultWriter>(std::move(writer));
@@ -215,7 +219,10 @@ class JobRun {
                                  .text = std::string(text)});
       });
     });
-    work_ = share_work(world_, groups_, prompts_.requests, completed);
+    work_ = share_work(world_, groups_, prompts_.requests, resume.completed);
+    complete_ = resume.ended && std::all_of(work_.begin(), work_.end(),
+                                            [](const auto& group) { return group.empty(); });
+    world_.bcast(complete_);
     if (layout_.replica_leader() && !root())
       forwarding_sink_ = std::make_unique<ForwardingSink>(records_);
   }
@@ -375,6 +382,7 @@ class JobRun {
   EngineLimits limits_;
   SharedPrompts prompts_;
   std::vector<RunGroup> groups_;
+  bool complete_ = false;                 // a resumed file that lacks nothing: left as it is
   std::vector<std::vector<int>> work_;    // [groups]
   std::unique_ptr<ResultWriter> writer_;  // rank 0
   std::atomic<ResultWriter*> writer_for_samples_{nullptr};

@@ -1,7 +1,12 @@
 #include "engine/rank_engine.h"
 
-#include <algorithm>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+
+#include "base/log.h"
 #include "engine/dummy_weights.h"
 #include "memory/host_memory.h"
 #include "parallel/mpi_device_comm.h"
@@ -39,6 +44,21 @@ MemoryPlan agree_on_pages(const RankEngineInputs& in, MemoryPlan plan, Backend& 
 
 }  // namespace
 
+int threads_per_rank(const RankPlace& place) {
+  if (std::getenv("OMP_NUM_THREADS") != nullptr) return 0;  // the backend follows it
+  const auto allowed = static_cast<long>(std::thread::hardware_concurrency());
+  const long online = sysconf(_SC_NPROCESSORS_ONLN);
+  const long fair_share = std::max(1L, online / place.ranks_on_host);
+  if (allowed >= online) return static_cast<int>(fair_share);  // not bound: share the host
+  if (allowed < fair_share) {
+    log_warning(
+        "this rank is bound to {} of {} cores, its share would be {}: start mpirun with "
+        "--bind-to none, or --map-by ppr:1:node:PE={} with one rank a host",
+        allowed, online, fair_share, online);
+  }
+  return static_cast<int>(allowed);
+}
+
 BackendKind resolve_backend(BackendChoice choice) {
   switch (choice) {
     case BackendChoice::kCpu:
@@ -58,7 +78,8 @@ RankEngine::RankEngine(const RankEngineInputs& in)
   };
   phase("plan");
   in.world.together([&] {
-    backend_ = make_backend(resolve_backend(in.job.backend), {});
+    backend_ = make_backend(resolve_backend(in.job.backend),
+                            {.num_threads = threads_per_rank(in.layout.place())});
     plan_ = std::make_unique<MemoryPlan>(make_plan(in, *backend_));
   });
   in.world.together([&] { *plan_ = agree_on_pages(in, std::move(*plan_), *backend_); });
@@ -79,15 +100,20 @@ RankEngine::RankEngine(const RankEngineInputs& in)
   phase("load");
   in.world.together([&] {
     const auto& requests = program_->model().weight_requests();
+    const auto store = [this](void* dst, const void* src, std::size_t bytes) {
+      backend_->copy(dst, src, bytes);
+      backend_->synchronize();
+    };
     if (in.files.dummy_weights) {
-      fill_dummy_weights(requests);
+      fill_dummy_weights(requests, store);
       return;
     }
     const Loader loader(in.files.checkpoint, requests,
                         {.ignore = program_->model().ignored_tensors()});
     load_stats_ = loader.load({.drop_page_cache = in.job.memory.drop_page_cache,
                                .scan_for_nan = true,
-                               .progress = in.on_load});
+                               .progress = in.on_load,
+                               .store = store});
   });
   phase("steady");
 }

@@ -51,6 +51,11 @@ class RankEngine {
   std::string plan_text_;
 };
 
+// CPU threads of a rank that shares its host with others: OMP_NUM_THREADS if set (returns 0), the
+// cores the launcher bound it to, or else its share of the host. Warns about a binding that stacks
+// ranks on few cores.
+int threads_per_rank(const RankPlace& place);
+
 // The backend a job asks for.
 BackendKind resolve_backend(BackendChoice choice);
 
