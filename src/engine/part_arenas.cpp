@@ -5,13 +5,15 @@
 namespace tandem {
 
 PartArenas::PartArenas(Backend& backend, const CountingAllocator& plan) {
-  const auto allocate = [&backend](std::size_t bytes) -> ArenaMemory {
-    void* data = backend.allocate(bytes);
-    return {.data = static_cast<std::byte*>(data),
-            .release = [&backend, data, bytes] { backend.deallocate(data, bytes); }};
-  };
   for (const auto& [name, bytes] : plan.bytes_by_part()) {
     if (bytes == 0) continue;
+    const MemoryKind kind =
+        name == parts::kHostTables ? MemoryKind::kHostVisible : MemoryKind::kDevice;
+    const auto allocate = [&backend, kind](std::size_t size) -> ArenaMemory {
+      void* data = backend.allocate(size, kind);
+      return {.data = static_cast<std::byte*>(data),
+              .release = [&backend, data, size, kind] { backend.deallocate(data, size, kind); }};
+    };
     auto& part = parts_[name];
     part.plan.reserve(name, bytes);
     part.arena = std::make_unique<Arena>(name, part.plan, allocate);

@@ -44,6 +44,7 @@ FullAttention::FullAttention(WeightBinder& binder, PartAllocator& allocator, Bac
          config.num_heads),
       q_norm_(binder.vector_f32(prefix + "q_norm.weight", {config.head_dim})),
       k_norm_(binder.vector_f32(prefix + "k_norm.weight", {config.head_dim})),
+      max_context_(std::int64_t{shape.pages_per_sequence} * shape.page_tokens),
       inv_freq_(allocator.take_array<float>(parts::kWeights, config.rotary_dim / 2)) {
   const auto plane_bytes = static_cast<std::size_t>(
       page_bytes(config, shape, binder.tensor_parallel()) / 2 * shape.num_pages);
@@ -76,6 +77,9 @@ void FullAttention::forward(const LayerContext& context, const ops::BatchView& b
   void* v = context.scratch.take(t, rows * num_kv_heads_ * d);
   void* q = context.scratch.take(t, rows * num_heads_ * d);
   void* attended = context.scratch.take(t, rows * num_heads_ * d);
+  const std::size_t scratch_bytes = ops::paged_attention_scratch_bytes(
+      context.backend, num_heads_, static_cast<int>(d), rows, max_context_);
+  void* scratch = context.scratch.take_bytes(scratch_bytes);
   if (context.scratch.measuring()) return;
 
   q_.forward(context, x, rows, q_gate, t);
@@ -106,7 +110,9 @@ void FullAttention::forward(const LayerContext& context, const ops::BatchView& b
                                          .scale = 1.0f / std::sqrt(static_cast<float>(d)),
                                          .first_index = config_.first_index,
                                          .pages = pages_,
-                                         .out = attended});
+                                         .out = attended,
+                                         .scratch = scratch,
+                                         .scratch_bytes = scratch_bytes});
   o_.forward(context, attended, rows, out);
 }
 

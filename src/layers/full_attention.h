@@ -48,9 +48,10 @@ class FullAttention {
   ColumnLinear k_;
   ColumnLinear v_;
   RowLinear o_;
-  const float* q_norm_;  // [head_dim]
-  const float* k_norm_;  // [head_dim]
-  float* inv_freq_;      // [rotary_dim / 2]
+  const float* q_norm_;       // [head_dim]
+  const float* k_norm_;       // [head_dim]
+  std::int64_t max_context_;  // tokens that a page table spans
+  float* inv_freq_;           // [rotary_dim / 2]
   ops::KvPages pages_;
 };
 

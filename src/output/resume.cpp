@@ -105,6 +105,8 @@ ResumePlan plan_resume(const std::filesystem::path& file, const RunFacts& now) {
   }
   for (const auto& session : contents.sessions) {
     plan.session = std::max(plan.session, session.session + 1);
+    plan.ended = session.exit_code == static_cast<std::int64_t>(ExitCode::kDone) ||
+                 session.exit_code == static_cast<std::int64_t>(ExitCode::kSomeFailed);
   }
   return plan;
 }

@@ -44,6 +44,7 @@ struct WorkKey {
 struct ResumePlan {
   std::set<WorkKey> completed;  // rows already in the file, to be skipped
   std::int64_t session = 1;     // the number the new session gets
+  bool ended = false;           // the last session ran to its end and wrote the summary
 };
 
 // Reads `file` and compares. Throws Error{kConfiguration} listing every field that differs with
