@@ -10,9 +10,20 @@
 namespace tandem::testing {
 namespace {
 
-// softmax(logits / T), then top-k, top-p and min-p as ops/sample.h defines them.
-std::vector<double> exact_distribution(const std::vector<float>& logits,
-                                       const ops::SampleParams& p) {
+double uniform(RngKey key, std::uint32_t position, RngPurpose purpose) {
+  return double{uniform01(random_bits(key, position, purpose, 0))};
+}
+
+// The id where the running sum passes u; the last one if it never does.
+std::int32_t inverse_cdf(const std::vector<double>& weights, double u) {
+  std::size_t i = 0;
+  for (double sum = weights[0]; i + 1 < weights.size() && u >= sum; sum += weights[i]) ++i;
+  return static_cast<std::int32_t>(i);
+}
+
+}  // namespace
+
+std::vector<double> exact_distribution(std::span<const float> logits, const ops::SampleParams& p) {
   std::vector<std::size_t> order(logits.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::ranges::stable_sort(order, std::greater<>(), [&](std::size_t i) { return logits[i]; });
@@ -35,19 +46,6 @@ std::vector<double> exact_distribution(const std::vector<float>& logits,
   for (double& x : out) x /= kept;
   return out;
 }
-
-double uniform(RngKey key, std::uint32_t position, RngPurpose purpose) {
-  return double{uniform01(random_bits(key, position, purpose, 0))};
-}
-
-// The id where the running sum passes u; the last one if it never does.
-std::int32_t inverse_cdf(const std::vector<double>& weights, double u) {
-  std::size_t i = 0;
-  for (double sum = weights[0]; i + 1 < weights.size() && u >= sum; sum += weights[i]) ++i;
-  return static_cast<std::int32_t>(i);
-}
-
-}  // namespace
 
 MarkovTarget::MarkovTarget(int vocab, unsigned seed, const ops::SampleParams& params)
     : vocab_(vocab),

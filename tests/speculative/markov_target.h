@@ -16,6 +16,10 @@ namespace tandem::testing {
 
 using Tokens = std::vector<std::int32_t>;
 
+// softmax(logits / T), then top-k, top-p and min-p as ops/sample.h defines them, in double
+// precision.
+std::vector<double> exact_distribution(std::span<const float> logits, const ops::SampleParams& p);
+
 class MarkovTarget {
  public:
   // params: temperature and filters; its key and position are set for each draw.
