@@ -38,6 +38,7 @@ void AdaptiveDepth::count_round(int proposed, int accepted) {
 void AdaptiveDepth::count_time(double mean_drafts, double seconds) {
   const auto depth = std::clamp<long>(std::lround(mean_drafts), 0, max_depth_);
   seconds_[static_cast<std::size_t>(depth)].add(seconds);
+  ++rounds_;
 }
 
 double AdaptiveDepth::expected_tokens(int depth) const {
@@ -71,10 +72,10 @@ double AdaptiveDepth::cost(int depth) const {
 }
 
 int AdaptiveDepth::choose() {
-  const std::int64_t round = rounds_++;
-  if (round < kTrialRounds) return max_depth_;
-  if (round < 2 * kTrialRounds) return static_cast<int>(round % 2) * (max_depth_ / 2);
-  if (round % kExplorePeriod == 0) return max_depth_;
+  // Measured rounds, not calls: the steps of a long prompt choose as well and measure nothing.
+  if (rounds_ < kTrialRounds) return max_depth_;
+  if (rounds_ < 2 * kTrialRounds) return static_cast<int>(rounds_ % 2) * (max_depth_ / 2);
+  if (rounds_ % kExplorePeriod == 0) return max_depth_;
   int best = 0;
   double best_rate = 0;
   for (int depth = 0; depth <= max_depth_; ++depth) {

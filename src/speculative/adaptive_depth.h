@@ -42,7 +42,7 @@ class AdaptiveDepth {
   std::vector<Average>
       survival_;  // [max_depth] share of rounds that accepted draft i and all before
   std::vector<Average> seconds_;  // [max_depth + 1] by rounded depth
-  std::int64_t rounds_ = 0;
+  std::int64_t rounds_ = 0;       // timed
 };
 
 }  // namespace tandem

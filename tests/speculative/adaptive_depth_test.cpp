@@ -80,7 +80,8 @@ TEST(AdaptiveDepth, StepsWithoutARoundAreNoTrials) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     AdaptiveDepth chooser(5);
     for (int step = 0; step < 500; ++step) chooser.choose();
-    Simulation simulation{.acceptance = 0.4, .per_draft_s = 0.5};
+    // Good drafts that cost more than they give: full depth alone would never show it.
+    Simulation simulation{.acceptance = 0.9, .per_draft_s = 1};
     simulation.generator.seed(seed);
     EXPECT_EQ(most_chosen(simulation.run(chooser, 1000)), 0) << "seed " << seed;
   }
