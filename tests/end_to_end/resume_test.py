@@ -1,0 +1,149 @@
+#!/usr/bin/python3
+"""--resume: goes on where a run was interrupted, with other batch settings where determinism allows it;
+refuses, field by field, whatever could change a token; does nothing to a complete file."""
+import json
+import signal
+import time
+import unittest
+
+from checkpoint_copy import SHARD, copy_checkpoint, rewrite
+from tandem_job import JobDir, TandemTest, h5py, read_rows, tokens_by_id
+
+PROMPTS = [{"id": f"r{i}", "prompt": f"def square_{i}(x):\n    return ", "max_tokens": 120 + 10 * i,
+            "ignore_eos": True, "temperature": 0.8 * (i % 2)} for i in range(8)]
+BATCH = {"max_sequences": 2, "max_batched_tokens": 64}
+
+
+class ResumeTest(TandemTest):
+    def make_job(self, **sections):
+        job = JobDir(self)
+        job.write_prompts(PROMPTS)
+        job.write_job(**{"scheduler": BATCH, **sections})
+        return job
+
+    def interrupted_job(self, np=None, **sections):
+        """A job stopped after some of its requests."""
+        job = self.make_job(**sections)
+        process = job.start_job(np=np)
+        while not job.out.exists() or len(read_rows(job.out)) < 2:
+            self.assertIsNone(process.popen.poll(), process.output()[1])
+            time.sleep(0.01)
+        process.popen.send_signal(signal.SIGUSR1)  # mpirun passes this one on
+        self.assert_code(process.wait(), 130)
+        self.assertLess(len(read_rows(job.out)), len(PROMPTS))
+        return job
+
+    @classmethod
+    def setUpClass(cls):
+        case = cls("setUpClass")
+        job = case.make_job()
+        case.assert_code(job.run_job(), 0)
+        cls.reference = tokens_by_id(job.out)
+        case.doCleanups()
+
+    def test_other_batch_settings(self):
+        for name, change in (
+                ("concurrency", {"scheduler": {"max_sequences": 5, "max_batched_tokens": 64}}),
+                ("chunks and cache", {"scheduler": {"max_sequences": 2, "max_batched_tokens": 17,
+                                                    "prefix_cache": False}}),
+                ("pages and pool", {"memory": {"page_tokens": 64, "kv": "4MiB"}}),
+                ("flushes and text", {"output": {"flush_every": "5s", "text": False}})):
+            with self.subTest(name):
+                job = self.interrupted_job()
+                job.write_job(**{"scheduler": BATCH, **change})
+                self.assert_code(job.run_job("--resume"), 0)
+                self.assertEqual(tokens_by_id(job.out), self.reference)
+
+    def test_twice(self):
+        job = self.interrupted_job()
+        process = job.start_job("--resume")
+        while len(read_rows(job.out)) < 5:
+            self.assertIsNone(process.popen.poll(), process.output()[1])
+            time.sleep(0.01)
+        process.popen.send_signal(signal.SIGKILL)
+        process.wait()
+        self.assert_code(job.run_job("--resume"), 0)
+        rows = read_rows(job.out)
+        self.assertEqual({key[0]: row.tokens for key, row in rows.items()}, self.reference)
+        self.assertEqual({row.session for row in rows.values()}, {1, 2, 3})
+
+    def test_complete_file(self):
+        job = self.make_job()
+        self.assert_code(job.run_job(), 0)
+        before = read_rows(job.out)
+        self.assert_code(job.run_job("--resume"), 0)
+        after = read_rows(job.out)
+        self.assertEqual({key: row.tokens for key, row in after.items()},
+                         {key: row.tokens for key, row in before.items()})
+        self.assertEqual({row.session for row in after.values()}, {1})
+
+    def refuse(self, job, *parts, args=(), **how):
+        before = job.out.read_bytes()
+        self.assert_refused(job.run_job("--resume", *args, **how), 2, "cannot resume", *parts)
+        self.assertEqual(job.out.read_bytes(), before)
+
+    def test_refusals_name_every_field(self):
+        job = self.interrupted_job()
+        self.refuse(job, "sampling.seed: the file has '0', this run '7'",
+                    args=("--set", "sampling.seed=7"))
+        self.refuse(job, "sampling.top_k", "sampling.seed", "speculative.tokens",
+                    args=("--set", "sampling.top_k=5", "--set", "sampling.seed=1", "--set",
+                          "speculative.tokens=2"))
+        self.refuse(job, "run.determinism", args=("--set", "run.determinism=schedule"))
+        self.refuse(job, "model.activation_dtype", args=("--set", "model.activation_dtype=fp32"))
+        self.refuse(job, "ranks: the file has '1', this run '2'", np=2)
+
+        job.write_prompts([{**PROMPTS[0], "prompt": "other"}, *PROMPTS[1:]])
+        self.refuse(job, "prompt 'r0'")
+        job.write_prompts([{**PROMPTS[0], "max_tokens": 9}, *PROMPTS[1:]])
+        self.refuse(job, "prompt 'r0'")
+        job.write_prompts(PROMPTS[1:] + [{**PROMPTS[0], "id": "new"}])
+        self.refuse(job, "prompt 'new': not in the file", "prompt 'r0': only in the file")
+        # The order of the lines is nobody's business.
+        job.write_prompts(PROMPTS[::-1])
+        self.assert_code(job.run_job("--resume"), 0)
+        self.assertEqual(tokens_by_id(job.out), self.reference)
+
+    def test_batch_settings_count_where_equality_is_not_promised(self):
+        level = {"run": {"determinism": "schedule"}}
+        job = self.interrupted_job(**level)
+        job.write_job(scheduler={**BATCH, "max_sequences": 3}, **level)
+        self.refuse(job, "scheduler.max_sequences: the file has '2', this run '3'")
+
+    def test_other_checkpoint(self):
+        job = self.make_job()
+        model = copy_checkpoint(job.path / "model")
+        job.write_job(scheduler=BATCH, model={"path": "model"})
+        self.assert_code(job.run_job(), 0)
+        shard = bytearray((model / SHARD).read_bytes())
+        shard[-1000] ^= 1  # same header, same size; the last page is among those compared
+        rewrite(model / SHARD, bytes(shard))
+        self.refuse(job, "checkpoint")
+
+    def test_other_tokenizer(self):
+        job = self.make_job()
+        model = copy_checkpoint(job.path / "model")
+        job.write_job(scheduler=BATCH, model={"path": "model"})
+        self.assert_code(job.run_job(), 0)
+        tokenizer = json.loads((model / "tokenizer.json").read_text())
+        tokenizer["model"]["merges"].pop()
+        rewrite(model / "tokenizer.json", json.dumps(tokenizer).encode())
+        self.refuse(job, "tokenizer")
+
+    def test_rank_count_is_free_under_rank_invariant(self):
+        job = self.interrupted_job(np=2, run={"determinism": "rank_invariant"})
+        self.assert_code(job.run_job("--resume"), 0)
+        rows = read_rows(job.out)
+        self.assertEqual(len(rows), len(PROMPTS))
+        self.assertEqual({row.session for row in rows.values()}, {1, 2})
+        alone = self.make_job(run={"determinism": "rank_invariant"})
+        self.assert_code(alone.run_job(), 0)
+        self.assertEqual({key: row.tokens for key, row in read_rows(alone.out).items()},
+                         {(key[0], BATCH["max_sequences"], *key[2:]): row.tokens
+                          for key, row in rows.items()})
+        with h5py.File(job.out) as f:
+            self.assertEqual(list(f["sessions/num_ranks"][:]), [2, 1])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
