@@ -60,7 +60,7 @@ std::string format_bytes(std::int64_t bytes) {
 
 std::string format_duration(double seconds) {
   if (seconds < 60) return fmt::format("{:.2f} s", seconds);
-  const auto total = static_cast<std::int64_t>(seconds + 0.5);
+  const auto total = static_cast<std::int64_t>(std::llround(seconds));
   const auto h = total / 3600;
   const auto m = total / 60 % 60;
   const auto s = total % 60;
