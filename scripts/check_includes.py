@@ -68,16 +68,18 @@ THIRD_PARTY = (
     ("hwy/*", ("kernels/cpu/*",)),
     ("nccl.h", ("src/parallel/nccl_comm.cpp",)),
     ("cuda*", ("kernels/cuda/*", "src/parallel/nccl_comm.cpp")),
+    ("driver_types.h", ("kernels/cuda/*",)),
     ("cublas*", ("kernels/cuda/*",)),
+    ("nvml.h", ("kernels/cuda/*",)),
 )
 # Without a row here or above, a header with .h is refused: a new library needs a decision.
 SYSTEM = re.compile(r"^([a-z0-9_]+|(sys|net|netinet|arpa|linux|gnu)/[a-z0-9_-]+\.h|"
                     r"(dirent|fcntl|ifaddrs|netdb|omp|poll|pthread|pwd|sched|signal|spawn|termios|time|unistd)\.h)$")
 
-# kernels/: only ops/dispatch.h and make_backend.cpp know which backends there are; one that is not
-# compiled in may be missing.
+# Only ops/dispatch.h and make_backend.cpp know which backends there are (one that is not compiled in
+# may be missing), and NCCL works on the CUDA backend's stream.
 BACKENDS = ("cpu", "cuda")
-KNOW_BACKENDS = ("kernels/ops/dispatch.h", "kernels/make_backend.cpp")
+KNOW_BACKENDS = ("kernels/ops/dispatch.h", "kernels/make_backend.cpp", "src/parallel/nccl_comm.cpp")
 GENERATED = ("git_revision.h",)
 INTERFACE_HEADERS = ("src/*.h", "kernels/backend.h", "kernels/ops/*.h")
 
