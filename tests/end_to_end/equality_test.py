@@ -3,13 +3,17 @@
 pool, prefix cache, speculation, threads and, under rank_invariant, ranks. Temperature 0.8 beside greedy:
 verification compares drafts with the sampler's own draw, so speculation keeps sampled tokens as well.
 
-TANDEM_ALL: vary every dimension under every dtype (CTest varies each once)."""
+TANDEM_ALL: vary every dimension under every dtype (CTest varies each once); TANDEM_RANDOM: number of
+random combinations (3), TANDEM_SEED: of them."""
 import os
+import random
 import unittest
 
 from tandem_job import JobDir, TandemTest, h5py, read_rows
 
 ALL = bool(os.environ.get("TANDEM_ALL"))
+RANDOM = int(os.environ.get("TANDEM_RANDOM", "3"))
+SEED = int(os.environ.get("TANDEM_SEED", "1"))
 STEM = "class Queue:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
 # Greedy and sampled; equal beginnings, for the prefix cache; a prompt longer than a chunk.
 PROMPTS = [
@@ -97,6 +101,26 @@ class EqualityTest(TandemTest):
         self.assertEqual(rows, self.reference("bf16"))
         rows, _ = self.run_variant("bf16", {}, prompts=[PROMPTS[4]])
         self.assertEqual(rows["top-k"], self.reference("bf16")["top-k"])
+
+    def test_random_combinations(self):
+        rng = random.Random(SEED)
+        for i in range(RANDOM):
+            method = rng.choice(("mtp", "mtp", "none"))
+            sections = {
+                "scheduler": {"max_sequences": rng.randint(1, 9), "max_batched_tokens": rng.randint(1, 300),
+                              "prefix_cache": rng.random() < 0.7,
+                              "max_long_prefills": rng.randint(1, 3),
+                              "long_prefill_tokens": rng.choice((16, 60, 8192))},
+                # From hardly enough for the longest request to plenty.
+                "memory": {"page_tokens": rng.choice((4, 8, 16, 32, 64)),
+                           "kv": f"{rng.choice((2300, 2600, 4000, 16000))}KiB"},
+                "speculative": {"method": method, "tokens": rng.randint(1, 7),
+                                "adaptive": method == "mtp" and rng.random() < 0.3}}
+            ranks, dtype = rng.choice((None, None, 2)), rng.choice(DTYPES)
+            with self.subTest(i, dtype=dtype, ranks=ranks, **sections):
+                prompts = rng.sample(PROMPTS, len(PROMPTS))
+                rows, _ = self.run_variant(dtype, sections, ranks, prompts=prompts)
+                self.assertEqual(rows, self.reference(dtype))
 
     def test_preemption(self):
         """A pool for hardly two of the sequences: some are thrown out and computed again."""

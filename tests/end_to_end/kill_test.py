@@ -142,6 +142,23 @@ class KillTest(TandemTest):
     def test_a_rank(self):
         self.check_victim("rank")
 
+    def test_a_stopped_rank(self):
+        """Silence instead of a closed connection: a host that hangs looks like this."""
+        job = make_job(self)
+        process = job.start_job(np=RANKS)
+        self.wait_for(job, process, lambda: len(finished_ids(job)) >= 1)
+        (pid,) = (pid for pid, rank in process.pids().items() if rank == 1)
+        os.kill(pid, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        finished = process.wait(2 * LEAVE_LIMIT_S)
+        print(f"stopped rank: all left after {time.monotonic() - stopped_s:.2f} s", file=sys.stderr)
+        self.assert_code(finished, 6)
+        self.assertEqual(len(errors_in(finished.err)), 1, finished.err)
+        self.assertRegex(finished.err, r"rank 1 on \S+ \(pid \d+\) is lost")
+        self.assertLess(len(finished_ids(job)), NUM_REQUESTS)
+        self.assert_code(job.run_job("--resume", np=RANKS), 0)
+        self.assertEqual(tokens_by_id(job.out), self.reference)
+
     def test_mpirun(self):
         self.check_victim("mpirun")
 

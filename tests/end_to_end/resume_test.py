@@ -67,15 +67,33 @@ class ResumeTest(TandemTest):
         self.assertEqual({key[0]: row.tokens for key, row in rows.items()}, self.reference)
         self.assertEqual({row.session for row in rows.values()}, {1, 2, 3})
 
+    def test_bench_mode(self):
+        bench = {"run": {"mode": "bench", "concurrency": [1, 3], "warmup": 1, "repeats": 2}}
+        job = self.make_job(**bench)
+        job.write_prompts([{**p, "max_tokens": 30} for p in PROMPTS])
+        process = job.start_job()
+        while not job.out.exists() or len(read_rows(job.out)) < 2 * len(PROMPTS) + 3:
+            self.assertIsNone(process.popen.poll(), process.output()[1])
+            time.sleep(0.01)
+        process.popen.send_signal(signal.SIGKILL)
+        process.wait()
+        kept = read_rows(job.out)
+        self.assert_code(job.run_job("--resume"), 0)
+        rows = read_rows(job.out)
+        self.assertEqual(len(rows), 2 * 3 * len(PROMPTS))
+        self.assertEqual({key for key, row in rows.items() if row.session == 1}, set(kept))
+        for prompt in PROMPTS:
+            self.assertEqual(len({row.tokens for key, row in rows.items() if key[0] == prompt["id"]}), 1)
+
     def test_complete_file(self):
         job = self.make_job()
-        self.assert_code(job.run_job(), 0)
-        before = read_rows(job.out)
-        self.assert_code(job.run_job("--resume"), 0)
-        after = read_rows(job.out)
-        self.assertEqual({key: row.tokens for key, row in after.items()},
-                         {key: row.tokens for key, row in before.items()})
-        self.assertEqual({row.session for row in after.values()}, {1})
+        for ranks in (None, 2):
+            job.out.unlink(missing_ok=True)
+            self.assert_code(job.run_job(np=ranks), 0)
+            before = job.out.read_bytes()
+            self.assert_code(job.run_job("--resume", np=ranks), 0)
+            self.assertEqual(job.out.read_bytes(), before)
+            self.assertEqual(job.temporaries(), [])
 
     def refuse(self, job, *parts, args=(), **how):
         before = job.out.read_bytes()
