@@ -25,6 +25,7 @@ void silu_mul(CpuBackend& backend, const ops::SiluMulArgs& args);
 void gather_rows(CpuBackend& backend, const ops::GatherRowsArgs& args);
 void scatter_rows(CpuBackend& backend, const ops::ScatterRowsArgs& args);
 void cast(CpuBackend& backend, const ops::CastArgs& args);
+void add(CpuBackend& backend, const ops::AddArgs& args);
 void embedding(CpuBackend& backend, const ops::EmbeddingArgs& args);
 void gated_delta_rule(CpuBackend& backend, const ops::GatedDeltaRuleArgs& args);
 std::size_t gated_delta_rule_scratch_bytes(const CpuBackend& backend, const ops::GdnShape& shape,

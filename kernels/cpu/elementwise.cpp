@@ -100,5 +100,11 @@ void scatter_rows(CpuBackend& backend, const ops::ScatterRowsArgs& args) {
                   });
 }
 
+void add(CpuBackend& backend, const ops::AddArgs& args) {
+  parallel_ranges(backend, args.count, kGrain, [&](std::int64_t first, std::int64_t last, int) {
+    for (std::int64_t i = first; i < last; ++i) args.y[i] += args.x[i];
+  });
+}
+
 }  // namespace tandem::cpu
 #endif  // HWY_ONCE

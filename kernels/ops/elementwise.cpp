@@ -48,4 +48,13 @@ void cast(Backend& backend, const CastArgs& args) {
   TANDEM_DISPATCH(cast, backend, args);
 }
 
+void add(Backend& backend, const AddArgs& args) {
+  TANDEM_CHECK(args.count >= 0, "{} elements", args.count);
+  if (args.count == 0) return;
+  check_present(args.x, "x");
+  check_present(args.y, "y");
+  TANDEM_CHECK(args.x != args.y, "y aliases x");
+  TANDEM_DISPATCH(add, backend, args);
+}
+
 }  // namespace tandem::ops

@@ -49,4 +49,12 @@ struct CastArgs {
 };
 void cast(Backend& backend, const CastArgs& args);
 
+// y += x.
+struct AddArgs {
+  const float* x = nullptr;  // [count]
+  std::int64_t count = 0;
+  float* y = nullptr;  // [count]; must not alias x
+};
+void add(Backend& backend, const AddArgs& args);
+
 }  // namespace tandem::ops

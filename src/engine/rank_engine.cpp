@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "engine/dummy_weights.h"
 #include "memory/host_memory.h"
-#include "parallel/mpi_device_comm.h"
+#include "parallel/make_device_comm.h"
 
 namespace tandem {
 namespace {
@@ -83,7 +83,7 @@ RankEngine::RankEngine(const RankEngineInputs& in)
     plan_ = std::make_unique<MemoryPlan>(make_plan(in, *backend_));
   });
   in.world.together([&] { *plan_ = agree_on_pages(in, std::move(*plan_), *backend_); });
-  comm_ = make_mpi_device_comm(group_, &in.beacon);
+  comm_ = make_device_comm(group_, *backend_, &in.beacon);
 
   phase("kv");
   in.world.together([&] {

@@ -386,5 +386,21 @@ TEST(Rowwise, RefuseArgumentsThatCannotBeRight) {
                Error);
 }
 
+TEST(Add, AddsInPlace) {
+  const auto backend = make_backend(BackendKind::kCpu, {});
+  for (const int n : {1, 15, 1000, 100001}) {
+    std::vector<float> x(static_cast<std::size_t>(n));
+    std::vector<float> y(x.size());
+    std::vector<float> expected(x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      x[i] = static_cast<float>(i) * 0.37f;
+      y[i] = static_cast<float>(i % 13) - 3.1f;
+      expected[i] = y[i] + x[i];
+    }
+    ops::add(*backend, {.x = x.data(), .count = n, .y = y.data()});
+    EXPECT_EQ(y, expected);
+  }
+}
+
 }  // namespace
 }  // namespace tandem::testing
