@@ -18,6 +18,7 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/ops/check.h"
 #include "kernels/ops/rms_norm.h"
 #include "layers/full_attention.h"
 #include "layers/gated_delta_net.h"
@@ -341,14 +342,46 @@ void Qwen38Mtp::forward(const LayerContext& context, const ops::BatchView& batch
   fold_and_norm(context, config_, s, ops::ResidualUpdate::kAdd, norm_, hidden_out);
 }
 
+std::string join(const std::vector<std::string>& faults) {
+  std::string list;
+  for (const auto& fault : faults) list += (list.empty() ? "" : "; ") + fault;
+  return list;
+}
+
+// Throws with every dimension that the operators are not written for.
+void check_dimensions(const ModelInputs& in) {
+  const auto& c = in.config;
+  std::vector<std::string> faults;
+  const auto require = [&](const char* what, std::int64_t n, std::int64_t multiple,
+                           std::int64_t most) {
+    if (n % multiple == 0 && n <= most) return;
+    faults.push_back(
+        multiple == 1 ? fmt::format("{} {}, at most {}", what, n, most)
+                      : fmt::format("{} {}, a multiple of {} up to {}", what, n, multiple, most));
+  };
+  if (c.num_layers_of(LayerType::kFullAttention) > 0 || c.mtp_num_hidden_layers > 0) {
+    require("head_dim", c.head_dim, 16, ops::kMaxHeadDim);
+    require("query heads of one key-value head", c.num_attention_heads / c.num_key_value_heads, 1,
+            ops::kMaxHeadGroup);
+  }
+  if (c.num_layers_of(LayerType::kLinearAttention) > 0) {
+    require("linear_key_head_dim", c.linear_key_head_dim, 16, ops::kMaxGdnDim);
+    require("linear_value_head_dim", c.linear_value_head_dim, 16, ops::kMaxGdnDim);
+    require("linear_conv_kernel_dim", c.linear_conv_kernel_dim, 1, ops::kMaxConvKernel);
+  }
+  if (faults.empty()) return;
+  throw Error(ExitCode::kConfiguration, {.what = "this build has no kernels for " + join(faults),
+                                         .where = in.checkpoint.directory().string(),
+                                         .expected = "a model within these limits",
+                                         .remedy = "use another checkpoint"});
+}
+
 // Throws with everything that does not divide.
 void check_split(const ModelInputs& in) {
   const auto faults = qwen3_8_split_faults(in.config, in.options.tensor_parallel.size);
   if (faults.empty()) return;
-  std::string list;
-  for (const auto& fault : faults) list += (list.empty() ? "" : "; ") + fault;
   throw Error(ExitCode::kConfiguration,
-              {.what = list,
+              {.what = join(faults),
                .where = in.checkpoint.directory().string(),
                .expected = "a number of tensor-parallel ranks that divides the model",
                .remedy = "start another number of ranks (mpirun -np) or set parallel.data"});
@@ -357,6 +390,7 @@ void check_split(const ModelInputs& in) {
 }  // namespace
 
 std::unique_ptr<Model> make_qwen3_8(const ModelInputs& inputs) {
+  check_dimensions(inputs);
   check_split(inputs);
   return std::make_unique<Qwen38>(inputs);
 }
