@@ -156,8 +156,12 @@ HWY_INLINE F32x16 if_ordered16(const F32x16& x, const F32x16& a, const F32x16& b
 HWY_INLINE Part fused(const Part& a, const Part& b, const Part& c) {
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
   // hn::MulAdd rounds twice here; std::fma rounds once on any machine, if slowly.
-  static_assert(kPartLanes == 1, "the fallback target has one lane");
-  return hn::Set(PartTag(), std::fma(hn::GetLane(a), hn::GetLane(b), hn::GetLane(c)));
+  float x[kPartLanes], y[kPartLanes], z[kPartLanes];
+  hn::StoreU(a, PartTag(), x);
+  hn::StoreU(b, PartTag(), y);
+  hn::StoreU(c, PartTag(), z);
+  for (int i = 0; i < kPartLanes; ++i) z[i] = std::fma(x[i], y[i], z[i]);
+  return hn::LoadU(PartTag(), z);
 #else
   static_assert(HWY_NATIVE_FMA, "targets without fused multiply-add would sum differently");
   return hn::MulAdd(a, b, c);

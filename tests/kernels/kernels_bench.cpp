@@ -153,7 +153,7 @@ void bench_delta_rule(Backend& backend, const BenchRepeats& repeats, const std::
 }
 
 int run(const BackendOptions& options, const BenchRepeats& repeats) {
-  const auto backend = make_backend(default_backend(), options);
+  const auto backend = make_backend(BackendKind::kCpu, options);
   fmt::print("{}, {} time\n", backend->description(),
              repeats.clock == BenchClock::kWall ? "wall" : "processor");
   const double read = measure_read_bandwidth(*backend, std::int64_t{1} << 29, repeats);
