@@ -26,6 +26,8 @@ PROMPTS = [
     {"id": "chat", "messages": [{"role": "user", "content": "请写一篇关于月亮的短文。"}], "max_tokens": 40},
     {"id": "long", "prompt": STEM * 6 + "Item 1:", "temperature": 0.8, "max_tokens": 24},
     {"id": "one", "prompt": "a", "max_tokens": 1},
+    {"id": "stop", "prompt": "Item 1: value=1, squared=1, status=active\nItem 2:", "stop": ["=active\nItem 4"],
+     "max_tokens": 60},
     {"id": "again", "prompt": STEM * 6, "max_tokens": 24}]
 DTYPES = ("bf16", "fp32")
 
@@ -121,6 +123,22 @@ class EqualityTest(TandemTest):
                 prompts = rng.sample(PROMPTS, len(PROMPTS))
                 rows, _ = self.run_variant(dtype, sections, ranks, prompts=prompts)
                 self.assertEqual(rows, self.reference(dtype))
+
+    def test_context_ceiling(self):
+        """Answers that end exactly at the context's limit, wherever a round of drafts meets it."""
+        limit = 128
+        prompts = [{"id": f"p{n}", "tokens": list(range(400, 400 + n)), "max_tokens": 300,
+                    "ignore_eos": True, "temperature": 0.8 * (n % 2)} for n in range(limit - 11, limit)]
+        expected = None
+        for name, speculative in (("none", {"method": "none"}), ("depth 1", {"tokens": 1}),
+                                  ("depth 3", {"tokens": 3}), ("depth 6", {"tokens": 6})):
+            with self.subTest(name):
+                rows, _ = self.run_variant("bf16", {"scheduler": {"max_context": limit},
+                                                    "speculative": speculative}, prompts=prompts)
+                self.assertEqual({name: len(tokens) for name, (tokens, _) in rows.items()},
+                                 {p["id"]: limit - len(p["tokens"]) for p in prompts})
+                expected = expected or rows
+                self.assertEqual(rows, expected)
 
     def test_preemption(self):
         """A pool for hardly two of the sequences: some are thrown out and computed again."""

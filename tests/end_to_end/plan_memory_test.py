@@ -58,10 +58,10 @@ class PlanMemoryTest(TandemTest):
         job = JobDir(self)
         write_model(job.path / "model")
         job.write_prompts(PROMPTS)
-        memory = {"reserve": "256MiB", "kv": "96MiB"}
+        memory = {"reserve": "256MiB", "kv": "256MiB"}
         job.write_job(**{"model": {"path": "model", "load": "dummy"}, "memory": memory,
-                         "scheduler": {"max_sequences": 4, "max_batched_tokens": 512,
-                                       "max_context": 1024}, **sections})
+                         "scheduler": {"max_sequences": 12, "max_batched_tokens": 512,
+                                       "max_context": 4096}, **sections})
         return job
 
     def check(self, np, **sections):

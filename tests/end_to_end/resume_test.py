@@ -68,7 +68,7 @@ class ResumeTest(TandemTest):
         self.assertEqual({row.session for row in rows.values()}, {1, 2, 3})
 
     def test_bench_mode(self):
-        bench = {"run": {"mode": "bench", "concurrency": [1, 3], "warmup": 1, "repeats": 2}}
+        bench = {"run": {"mode": "bench", "concurrency": [1, 2], "warmup": 1, "repeats": 2}}
         job = self.make_job(**bench)
         job.write_prompts([{**p, "max_tokens": 30} for p in PROMPTS])
         process = job.start_job()
