@@ -4,6 +4,7 @@
 // started with.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <numeric>
 #include <random>
 
@@ -195,6 +196,37 @@ TEST_P(MtpDrafting, VerifiedRowsReplaceWhatDraftingWrote) {
   r = request(0, ids, kLength + 4, 1, 0, kDrafts, late);
   drafter().draft(context(), {&r, 1}, program().hidden());
   EXPECT_EQ(at_once, late);
+}
+
+// Rounds of two slots in one pass: each slot's hidden states are where its segment is.
+TEST_P(MtpDrafting, SlotsOfOneRoundTakeTheirOwnRows) {
+  constexpr int kLength = 30, kRows = 3;
+  const std::array texts = {text(40, kLength + kRows + 1), text(41, kLength + kRows + 1)};
+  std::array<Tokens, 2> alone, together;
+  for (int slot = 0; slot < 2; ++slot) {
+    const auto& ids = texts[static_cast<std::size_t>(slot)];
+    prompt(slot, ids, {kLength});
+    drafts_after_prompt(slot, ids, kLength, 0);
+    round(slot, ids, kLength, kRows);
+    const auto r =
+        request(slot, ids, kLength + 1, kRows, 0, kDrafts, alone[static_cast<std::size_t>(slot)]);
+    drafter().draft(context(), {&r, 1}, program().hidden());
+    prompt(slot, ids, {kLength});
+    drafts_after_prompt(slot, ids, kLength, 0);
+  }
+  auto& batch = program().batch();
+  batch.clear(ops::RowClass::kGenerated);
+  std::vector<DraftRequest> requests;
+  for (int slot = 0; slot < 2; ++slot) {
+    const auto s = static_cast<std::size_t>(slot);
+    requests.push_back(
+        request(slot, texts[s], kLength + 1, kRows, batch.num_rows(), kDrafts, together[s]));
+    batch.add_segment(slot, kLength);
+    for (int i = 0; i < kRows; ++i) batch.add_row(texts[s][static_cast<std::size_t>(kLength + i)]);
+  }
+  program().model().forward(context(), batch.view(), program().hidden());
+  drafter().draft(context(), requests, program().hidden());
+  EXPECT_EQ(together, alone);
 }
 
 // A prefix hit: pages shared, states from a snapshot, another continuation.

@@ -74,6 +74,38 @@ TEST(SampledSpeculation, DepthChangesNoTokenAndNoLogit) {
   }
 }
 
+// A token is the draw of its own row under (seed, request, position), wherever and with whatever it
+// was computed: done again here from the logits of a prompt pass.
+TEST(SampledSpeculation, EveryTokenIsTheKeyedDrawOfItsRow) {
+  EngineHarness engine(world(), speculative_job(ActivationDType::kFp32, 3));
+  const auto requests = sampled_requests("en", 4, 16, {.temperature = 1.5f});
+  const auto records = engine.run(requests, 4);
+  auto& backend = engine.parts().backend();
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const auto& s = requests[i].sampling;
+    Tokens ids = requests[i].prompt_ids;
+    for (const auto token : records[i].completion_ids) {
+      engine.prompt_pass(ids);
+      const auto logits = engine.last_logits(1);
+      const auto vocab = static_cast<std::int64_t>(logits.size());
+      std::vector<std::byte> scratch(ops::sample_scratch_bytes(backend, vocab));
+      const ops::SampleParams params{.temperature = s.temperature,
+                                     .key = {.seed = s.seed, .request = request_key(requests[i])},
+                                     .position = static_cast<std::uint32_t>(ids.size())};
+      ops::SampleResult draw;
+      ops::sample_rows(backend, {.logits = logits.data(),
+                                 .stride = vocab,
+                                 .num_rows = 1,
+                                 .valid_vocab = engine.files().tokenizer.vocab_size(),
+                                 .params = &params,
+                                 .out = &draw,
+                                 .scratch = scratch.data()});
+      EXPECT_EQ(token, draw.id) << requests[i].id << ", position " << ids.size();
+      ids.push_back(token);
+    }
+  }
+}
+
 struct Setting {
   std::string task;
   ops::SampleParams params;
