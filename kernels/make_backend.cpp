@@ -8,7 +8,7 @@ namespace tandem {
 std::unique_ptr<Backend> make_backend(BackendKind kind, const BackendOptions& options) {
   if (kind == BackendKind::kCpu) return std::make_unique<cpu::CpuBackend>(options);
 #if TANDEM_WITH_CUDA
-  return cuda::make_cuda_backend(options);
+  return std::make_unique<cuda::CudaBackend>(options);
 #else
   throw Error(ExitCode::kConfiguration,
               {.what = "backend cuda is not compiled into this binary",

@@ -8,17 +8,9 @@
 #include "base/types.h"
 #include "kernels/ops/attention_prep.h"
 #include "kernels/ops/batch_view.h"
+#include "kernels/ops/limits.h"
 
 namespace tandem::ops {
-
-// Limits of every backend, chosen well above any known model, so that arrays inside kernels have
-// sizes known at compile time.
-inline constexpr int kMaxLeaves = 64;     // of a linear's K
-inline constexpr int kMaxConvKernel = 8;  // taps
-inline constexpr int kMaxHeadDim = 256;   // of attention
-inline constexpr int kMaxHeadGroup = 64;  // query heads of one KV head
-inline constexpr int kMaxGdnDim = 256;    // k_dim and v_dim
-inline constexpr int kMaxRoundRows = 64;  // generated rows of a sequence in one step
 
 // The types that activations, caches and unquantized weights come in.
 inline void check_float_dtype(DType dtype, const char* name) {

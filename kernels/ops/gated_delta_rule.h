@@ -24,7 +24,9 @@ struct GdnShape {
   int num_v_heads = 0;  // of this rank
   int k_dim = 0;
   int v_dim = 0;
-  std::int64_t channels() const { return 2LL * num_k_heads * k_dim + 1LL * num_v_heads * v_dim; }
+  constexpr std::int64_t channels() const {
+    return 2LL * num_k_heads * k_dim + 1LL * num_v_heads * v_dim;
+  }
 };
 
 // What a layer keeps for each sequence.

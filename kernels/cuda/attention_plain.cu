@@ -1,0 +1,154 @@
+// Paged attention by fp32 multiply-adds, for F32 queries or pages. A block owns one row and up to 8
+// query heads of a KV head. Inside a partition a thread owns one key (its dot products run over the
+// dimensions in ascending order), then one dimension (its sum runs over the keys in ascending
+// order).
+#include "kernels/cuda/attention_kernels.cuh"
+#include "kernels/cuda/device/pages.cuh"
+#include "kernels/cuda/device/reduce.cuh"
+#include "kernels/ops/limits.h"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int kThreads = ops::kAttentionPartition;
+constexpr int kHeads = 8;
+static_assert(kThreads >= ops::kMaxHeadDim && kThreads / kWarp == kHeads);
+
+struct PlainBlock {
+  std::int64_t row = 0;
+  int kv_head = 0, first_head = 0, heads = 0;  // heads of this block
+  int slot = 0, end = 0;                       // the row sees [first_index, end)
+};
+
+// One partition: a part of each head, the thread's dimension of their values in `values`.
+template <class TPage>
+__device__ void attend(const ops::PagedAttentionArgs& a, const PlainBlock& b, int partition,
+                       const float* q, float* scores, SoftmaxPart (&parts)[kHeads],
+                       float (&values)[kHeads]) {
+  __shared__ std::int64_t entries[kThreads];
+  __shared__ SoftmaxPart of_head[kHeads];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int dim = a.pages.head_dim;
+  const int index = partition * kThreads + thread;
+  const bool seen = index >= a.first_index && index < b.end;
+  __syncthreads();  // scores and entries of the partition before have been used
+  float dots[kHeads] = {};
+  if (seen) {
+    entries[thread] = page_entry(a.batch, a.pages, b.slot, index, b.kv_head);
+    const TPage* key = static_cast<const TPage*>(a.pages.k_pages) + entries[thread];
+    for (int d = 0; d < dim; ++d) {
+      const float k = load_float(key + d);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) dots[h] = fmaf(k, q[h * dim + d], dots[h]);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    scores[h * kThreads + thread] = seen ? dots[h] * a.scale : -kInfinity;
+  }
+  __syncthreads();
+  // A warp a head.
+  float* own = scores + thread / kWarp * kThreads;
+  float largest = -kInfinity;
+  for (int j = thread % kWarp; j < kThreads; j += kWarp) largest = fmaxf(largest, own[j]);
+  largest = warp_max(largest);
+  float sum = 0;
+  for (int j = thread % kWarp; j < kThreads; j += kWarp) {
+    const float term = own[j] == -kInfinity ? 0.0f : expf(own[j] - largest);
+    own[j] = term;
+    sum += term;
+  }
+  sum = warp_sum(sum);
+  if (thread % kWarp == 0) of_head[thread / kWarp] = {largest, sum};
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    parts[h] = of_head[h];
+    values[h] = 0;
+  }
+  if (thread >= dim) return;
+  const int first = max(a.first_index - partition * kThreads, 0);
+  const int last = min(b.end - partition * kThreads, kThreads);
+  for (int j = first; j < last; ++j) {
+    const float v = load_float(static_cast<const TPage*>(a.pages.v_pages) + entries[j] + thread);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) values[h] = fmaf(scores[h * kThreads + j], v, values[h]);
+  }
+}
+
+template <class T, class TPage>
+__global__ void __launch_bounds__(kThreads)
+    attention_plain_kernel(ops::PagedAttentionArgs a, AttentionPlan plan, int num_spans_of_table) {
+  extern __shared__ float shared[];
+  const int dim = a.pages.head_dim;
+  float* q = shared;                 // [kHeads][dim]
+  float* scores = q + kHeads * dim;  // [kHeads][kThreads]
+  const int thread = static_cast<int>(threadIdx.x);
+  const int group = a.num_heads / a.pages.num_kv_heads;
+  const int head_in_group = static_cast<int>(blockIdx.y) % plan.head_blocks * kHeads;
+  PlainBlock b{.row = blockIdx.x, .kv_head = static_cast<int>(blockIdx.y) / plan.head_blocks};
+  b.first_head = b.kv_head * group + head_in_group;
+  b.heads = min(kHeads, group - head_in_group);
+  b.slot = a.batch.row_slots[b.row];
+  b.end = a.batch.positions[b.row] + 1;
+  for (int i = thread; i < kHeads * dim; i += kThreads) {
+    const std::int64_t head = b.row * a.num_heads + b.first_head + i / dim;
+    q[i] = i / dim < b.heads ? load_float(static_cast<const T*>(a.q) + head * dim + i % dim) : 0.0f;
+  }
+  SoftmaxPart total[kHeads];
+  float total_values[kHeads] = {};
+  const int last_span = (b.end - 1) / kSpanTokens;
+  for (int span = a.first_index / kSpanTokens + static_cast<int>(blockIdx.z); span <= last_span;
+       span += plan.splits) {
+    SoftmaxPart state[kHeads];
+    float values[kHeads] = {};
+    for (int i = 0; i < kSpanPartitions; ++i) {
+      const int partition = span * kSpanPartitions + i;
+      if (partition * kThreads >= b.end || (partition + 1) * kThreads <= a.first_index) continue;
+      SoftmaxPart parts[kHeads];
+      float part_values[kHeads];
+      attend<TPage>(a, b, partition, q, scores, parts, part_values);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        values[h] = joined(join(parts[h], state[h]), part_values[h], values[h]);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (plan.splits == 1) {
+        total_values[h] = joined(join(state[h], total[h]), values[h], total_values[h]);
+      } else if (h < b.heads) {
+        float* to = span_at(a, num_spans_of_table, b.row, b.first_head + h, span);
+        if (thread == 0) to[0] = state[h].max;
+        if (thread == 0) to[1] = state[h].sum;
+        if (thread < dim) to[2 + thread] = values[h];
+      }
+    }
+  }
+  if (plan.splits > 1 || thread >= dim) return;
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (h < b.heads) {
+      write_value<T>(a, b.row, b.first_head + h, thread, total_values[h], total[h].sum);
+    }
+  }
+}
+
+}  // namespace
+
+void attention_plain(const CudaBackend& backend, const ops::PagedAttentionArgs& args,
+                     const AttentionPlan& plan) {
+  const dim3 grid(static_cast<unsigned>(plan.row_blocks),
+                  static_cast<unsigned>(args.pages.num_kv_heads * plan.head_blocks),
+                  static_cast<unsigned>(plan.splits));
+  const auto spans = static_cast<int>(
+      num_spans(std::int64_t{args.batch.pages_per_sequence} * args.batch.page_tokens));
+  with_float_type(args.dtype, [&](auto type) {
+    with_float_type(args.pages.dtype, [&](auto page) {
+      launch(backend, attention_plain_kernel<decltype(type), decltype(page)>, grid, kThreads,
+             plan.shared_bytes, args, plan, spans);
+    });
+  });
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,105 @@
+// Depthwise causal convolution and its window of past inputs. One thread a channel; generated rows
+// of a segment go through one thread, which then rewrites its channel of the window. Prompt rows
+// are many: each has its own thread, and a second kernel slides the windows when all have read
+// them.
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device/numeric.cuh"
+#include "kernels/cuda/device/segments.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/ops/limits.h"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+// One channel of one segment.
+template <class T>
+struct Channel {
+  int c = 0;
+  int pending = 0;
+  const T* u = nullptr;  // row 0 of the segment
+  T* window = nullptr;   // column 0 of the slot
+
+  __device__ Channel(const ops::CausalConvArgs& a, const ops::Segment& segment, int channel)
+      : c(channel),
+        pending(a.batch.pending_rows[segment.slot]),
+        u(static_cast<const T*>(a.u) + segment.first_row * a.u_stride + channel),
+        window(static_cast<T*>(a.window) +
+               std::int64_t{segment.slot} * (a.kernel - 1 + a.max_round_rows) * a.channels +
+               channel) {}
+
+  // Input `row` of the segment; negative rows lie in the window.
+  __device__ T input(const ops::CausalConvArgs& a, int row) const {
+    return row < 0 ? window[std::int64_t{pending + a.kernel - 1 + row} * a.channels]
+                   : u[row * a.u_stride];
+  }
+
+  __device__ void convolve(const ops::CausalConvArgs& a, const ops::Segment& segment,
+                           int row) const {
+    const float* weight = a.weight + std::int64_t{c} * a.kernel;
+    float sum = 0;
+    for (int j = 0; j < a.kernel; ++j) {
+      sum = fmaf(weight[j], to_float(input(a, row - (a.kernel - 1) + j)), sum);
+    }
+    store_float(silu(sum),
+                static_cast<T*>(a.y) + std::int64_t{segment.first_row + row} * a.channels + c);
+  }
+
+  // Columns in ascending order never overwrite what is still to be read: each comes from its own
+  // place or from one above it.
+  __device__ void advance_window(const ops::CausalConvArgs& a, int first_row, int columns) const {
+    for (int j = 0; j < columns; ++j) {
+      window[std::int64_t{j} * a.channels] = input(a, first_row + j);
+    }
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) causal_conv_round_kernel(ops::CausalConvArgs a) {
+  const int c = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
+  if (c >= a.channels) return;
+  const ops::Segment segment = a.batch.segments[blockIdx.x];
+  const Channel<T> channel(a, segment, c);
+  for (int row = 0; row < segment.num_rows; ++row) channel.convolve(a, segment, row);
+  // The K-1 columns before the segment, then its own.
+  channel.advance_window(a, 1 - a.kernel, a.kernel - 1 + segment.num_rows);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) causal_conv_prompt_kernel(ops::CausalConvArgs a) {
+  const int c = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
+  const int row = static_cast<int>(blockIdx.x);
+  const ops::Segment* segment = segment_of_row(a.batch, row);
+  if (c >= a.channels || segment == nullptr) return;
+  Channel<T>(a, *segment, c).convolve(a, *segment, row - segment->first_row);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) causal_conv_slide_kernel(ops::CausalConvArgs a) {
+  const int c = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
+  if (c >= a.channels) return;
+  const ops::Segment segment = a.batch.segments[blockIdx.x];
+  Channel<T>(a, segment, c).advance_window(a, segment.num_rows + 1 - a.kernel, a.kernel - 1);
+}
+
+template <class T>
+void run(const CudaBackend& backend, const ops::CausalConvArgs& args) {
+  const unsigned channel_blocks = blocks_for(args.channels, kThreads);
+  const dim3 by_segment(static_cast<unsigned>(args.batch.num_segments), channel_blocks);
+  const dim3 by_row(static_cast<unsigned>(args.batch.num_rows), channel_blocks);
+  if (args.batch.row_class == ops::RowClass::kGenerated) {
+    return launch(backend, causal_conv_round_kernel<T>, by_segment, kThreads, 0, args);
+  }
+  launch(backend, causal_conv_prompt_kernel<T>, by_row, kThreads, 0, args);
+  launch(backend, causal_conv_slide_kernel<T>, by_segment, kThreads, 0, args);
+}
+
+}  // namespace
+
+void causal_conv(CudaBackend& backend, const ops::CausalConvArgs& args) {
+  if (args.batch.num_segments == 0) return;
+  with_float_type(args.dtype, [&](auto type) { run<decltype(type)>(backend, args); });
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,60 @@
+// One GPU as a Backend: its stream, its memory, its identity and the limits that plans are made
+// from. Operators are in cuda/<op>.cu. Holds no CUDA headers, so that ops/dispatch.h can include
+// it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "kernels/backend.h"
+
+struct CUstream_st;  // cudaStream_t is a pointer to it
+
+namespace tandem::cuda {
+
+class Stream;
+
+// What a plan may depend on. Never the order of a sum: only how work is spread.
+struct DeviceLimits {
+  int num_processors = 0;                  // streaming multiprocessors
+  std::size_t shared_bytes_per_block = 0;  // after opting in
+  int compute_major = 0, compute_minor = 0;
+};
+
+class CudaBackend final : public Backend {
+ public:
+  // Throws Error{kConfiguration} if the device does not exist or this binary holds no code for it.
+  explicit CudaBackend(const BackendOptions& options);
+  ~CudaBackend() override;
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  BackendKind kind() const override { return BackendKind::kCuda; }
+  // "cuda NVIDIA H200, sm_90 (compiled for sm_90a compute_90), driver 13.0, runtime 13.0, ..."
+  std::string description() const override { return description_; }
+  int num_threads() const override { return num_threads_; }
+
+  using Backend::allocate;
+  using Backend::deallocate;
+  void* allocate(std::size_t bytes, MemoryKind kind) override;
+  void deallocate(void* data, std::size_t bytes, MemoryKind kind) noexcept override;
+
+  void copy(void* destination, const void* source, std::size_t bytes) override;
+  void zero(void* destination, std::size_t bytes) override;
+  void synchronize() override;
+
+  CUstream_st* stream() const;
+  const DeviceLimits& limits() const { return limits_; }
+
+ private:
+  int num_threads_ = 1;
+  DeviceMemory device_memory_ = DeviceMemory::kDevice;
+  DeviceLimits limits_;
+  std::string description_;
+  std::unique_ptr<Stream> stream_;
+};
+
+bool device_present();
+
+}  // namespace tandem::cuda

@@ -1,0 +1,45 @@
+// The CUDA implementations of kernels/ops/*.h, one in each cuda/<op>.cu. Arguments have been
+// checked by ops/<op>.cpp. Every one only enqueues on the backend's stream and reads no device
+// array on the host, so a sequence of them can be captured in a graph.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/ops/attention_prep.h"
+#include "kernels/ops/causal_conv.h"
+#include "kernels/ops/elementwise.h"
+#include "kernels/ops/embedding.h"
+#include "kernels/ops/gated_delta_rule.h"
+#include "kernels/ops/gated_rms_norm.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/paged_attention.h"
+#include "kernels/ops/rms_norm.h"
+#include "kernels/ops/sample.h"
+
+namespace tandem::cuda {
+
+void attention_prep(CudaBackend& backend, const ops::AttentionPrepArgs& args);
+void causal_conv(CudaBackend& backend, const ops::CausalConvArgs& args);
+void silu_mul(CudaBackend& backend, const ops::SiluMulArgs& args);
+void gather_rows(CudaBackend& backend, const ops::GatherRowsArgs& args);
+void scatter_rows(CudaBackend& backend, const ops::ScatterRowsArgs& args);
+void cast(CudaBackend& backend, const ops::CastArgs& args);
+void embedding(CudaBackend& backend, const ops::EmbeddingArgs& args);
+void gated_delta_rule(CudaBackend& backend, const ops::GatedDeltaRuleArgs& args);
+std::size_t gated_delta_rule_scratch_bytes(const CudaBackend& backend, const ops::GdnShape& shape,
+                                           int max_rows);
+void gated_rms_norm(CudaBackend& backend, const ops::GatedRmsNormArgs& args);
+bool linear_supports(ops::WeightFormat format);
+void linear(CudaBackend& backend, const ops::LinearArgs& args);
+void paged_attention(CudaBackend& backend, const ops::PagedAttentionArgs& args);
+std::size_t paged_attention_scratch_bytes(const CudaBackend& backend, int num_heads, int head_dim,
+                                          int max_rows, std::int64_t max_context);
+void rms_norm(CudaBackend& backend, const ops::RmsNormArgs& args);
+void residual_rms_norm(CudaBackend& backend, const ops::ResidualRmsNormArgs& args);
+void argmax_rows(CudaBackend& backend, const ops::ArgmaxRowsArgs& args);
+void sample_rows(CudaBackend& backend, const ops::SampleRowsArgs& args);
+std::size_t sample_scratch_bytes(const CudaBackend& backend, std::int64_t vocab);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,76 @@
+// What both orders of the gated delta rule share on the device: gates, normed heads, places.
+#pragma once
+
+#include "kernels/cuda/device/numeric.cuh"
+#include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/ops/gated_delta_rule.h"
+#include "kernels/ops/limits.h"
+
+namespace tandem::cuda {
+
+struct GdnGate {
+  float g = 0;
+  float beta = 0;
+};
+
+__device__ __forceinline__ GdnGate gate_of_row(const ops::GatedDeltaRuleArgs& a, std::int64_t row,
+                                               int head) {
+  const std::int64_t i = row * a.shape.num_v_heads + head;
+  return {-expf(a.a_log[head]) * softplus(a.a[i] + a.dt_bias[head]), sigmoid(a.b[i])};
+}
+
+// The layout of GdnState::round_gates, [.., 2, num_v_heads].
+__device__ __forceinline__ GdnGate recorded_gate(const ops::GatedDeltaRuleArgs& a,
+                                                 std::int64_t record, int head) {
+  const float* at = a.state.round_gates + record * 2 * a.shape.num_v_heads;
+  return {at[head], at[a.shape.num_v_heads + head]};
+}
+
+// Offsets in elements of a value head's q, k and v inside one row of qkv.
+struct GdnHead {
+  std::int64_t q = 0, k = 0, v = 0;
+};
+
+__device__ __forceinline__ GdnHead gdn_head(const ops::GdnShape& shape, int v_head) {
+  const int k_head = v_head / (shape.num_v_heads / shape.num_k_heads);
+  const std::int64_t keys = std::int64_t{shape.num_k_heads} * shape.k_dim;
+  return {std::int64_t{k_head} * shape.k_dim, keys + std::int64_t{k_head} * shape.k_dim,
+          2 * keys + std::int64_t{v_head} * shape.v_dim};
+}
+
+// rsqrt(sum x^2 + 1e-6), by one warp.
+template <class T>
+__device__ __forceinline__ float norm_scale(const T* x, int n) {
+  float squares = 0;
+  for (int i = static_cast<int>(threadIdx.x % kWarp); i < n; i += kWarp) {
+    const float value = load_float(x + i);
+    squares = fmaf(value, value, squares);
+  }
+  return 1.0f / sqrtf(warp_sum(squares) + 1e-6f);
+}
+
+__device__ __forceinline__ float query_factor(int k_dim) {
+  return 1.0f / sqrtf(static_cast<float>(k_dim));
+}
+
+// The rows of a slot's open block, per value head; ops::gdn_open_block_floats() counts them.
+struct OpenBlock {
+  float* k = nullptr;  // [64, k_dim]
+  float* n = nullptr;  // [64, v_dim]
+  float* c = nullptr;  // [64]
+};
+
+__device__ __forceinline__ OpenBlock open_block_of(const ops::GatedDeltaRuleArgs& a, int slot,
+                                                   int v_head) {
+  const ops::GdnShape& shape = a.shape;
+  const std::int64_t per_head = std::int64_t{ops::kGdnBlock} * (shape.k_dim + shape.v_dim + 1);
+  float* base = a.state.open_block + (std::int64_t{slot} * shape.num_v_heads + v_head) * per_head;
+  return {base, base + ops::kGdnBlock * shape.k_dim,
+          base + ops::kGdnBlock * (shape.k_dim + shape.v_dim)};
+}
+
+void gated_delta_recurrent(const CudaBackend& backend, const ops::GatedDeltaRuleArgs& args);
+void gated_delta_blocks(const CudaBackend& backend, const ops::GatedDeltaRuleArgs& args);
+
+}  // namespace tandem::cuda

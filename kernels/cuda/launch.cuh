@@ -1,0 +1,50 @@
+// Starting a kernel on the backend's stream, with the checks that every start needs.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/types.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/cuda_error.h"
+
+namespace tandem::cuda {
+
+// What a block may use without asking; more has to be requested for the kernel.
+inline constexpr std::size_t kDefaultSharedBytes = 48 * 1024;
+
+template <class... Parameters, class... Arguments>
+void launch(const CudaBackend& backend, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+            std::size_t shared_bytes, Arguments... arguments) {
+  if (shared_bytes > kDefaultSharedBytes) {
+    TANDEM_CHECK_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(shared_bytes)));
+  }
+  kernel<<<grid, block, shared_bytes, backend.stream()>>>(static_cast<Parameters>(arguments)...);
+  TANDEM_CHECK_CUDA(cudaGetLastError());
+}
+
+constexpr std::int64_t divide_up(std::int64_t n, std::int64_t unit) {
+  return (n + unit - 1) / unit;
+}
+
+// grid.x holds 2^31 - 1 blocks, the other dimensions 65535: counts that grow with the batch go to
+// x.
+inline unsigned blocks_for(std::int64_t n, std::int64_t unit) {
+  return static_cast<unsigned>(divide_up(n, unit));
+}
+
+// Calls function(float{}) or function(bf16{}): the storage type as a template argument.
+template <class Function>
+void with_float_type(DType dtype, const Function& function) {
+  if (dtype == DType::kF32) {
+    function(float{});
+  } else {
+    function(bf16{});
+  }
+}
+
+}  // namespace tandem::cuda

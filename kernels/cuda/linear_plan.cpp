@@ -1,0 +1,91 @@
+#include "kernels/cuda/linear_plan.h"
+
+#include <algorithm>
+
+namespace tandem::cuda {
+namespace {
+
+using ops::WeightFormat;
+
+// Short enough that several warps share an output, long enough that their sums are few. Also bounds
+// the error of the matrix units, which truncate where fp32 rounds.
+constexpr std::int64_t kStrandColumns = 512;
+constexpr int kMaxWarps = 16;
+constexpr int kMaxNarrowRows = 32;
+constexpr int kWideStages = 4;
+constexpr int kWideOuts = 128;
+
+std::int64_t divide_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
+
+// Columns under one scale that the matrix units sum before it is applied; 0: all, or none because
+// the scale is part of the operand (FP4: code times block scale is exact in bf16).
+std::int64_t scale_columns(const ops::LinearWeight& w) {
+  switch (w.format) {
+    case WeightFormat::kFp8Block:
+    case WeightFormat::kInt8Group:
+      return w.block_cols;
+    default:
+      return 0;
+  }
+}
+
+bool tensor_path_serves(const ops::LinearWeight& w, DType x_dtype, int num_leaves) {
+  if (x_dtype != DType::kBF16 || w.format == WeightFormat::kF32) return false;
+  const std::int64_t leaf = w.in_features / num_leaves;
+  // Lanes load eight columns at once.
+  if (w.in_features % 8 != 0 || leaf % 8 != 0) return false;
+  switch (w.format) {
+    case WeightFormat::kNvfp4:
+      return w.scale_dtype == DType::kF8E4M3 && w.block_cols % 8 == 0;
+    case WeightFormat::kMxfp4:
+      return w.scale_dtype == DType::kF8E8M0 && w.block_cols % 8 == 0;
+    case WeightFormat::kFp8Block:
+    case WeightFormat::kInt8Group:
+      return w.block_cols % kLinearStep == 0 && (num_leaves == 1 || leaf % w.block_cols == 0);
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+LinearOrder linear_order(const ops::LinearWeight& weight, DType x_dtype, int num_leaves) {
+  LinearOrder order{.num_leaves = num_leaves, .leaf_columns = weight.in_features / num_leaves};
+  if (!tensor_path_serves(weight, x_dtype, num_leaves)) return order;
+  order.path = LinearPath::kTensor;
+  const std::int64_t scaled = scale_columns(weight);
+  order.scale_columns = static_cast<int>(scaled);
+  // Equal strands, so that warps that share them are busy for equal times; a strand holds whole
+  // steps and whole scales.
+  const std::int64_t unit = std::max<std::int64_t>(scaled, 2 * kLinearStep);
+  const std::int64_t strands = divide_up(order.leaf_columns, kStrandColumns);
+  order.strand_columns = divide_up(divide_up(order.leaf_columns, strands), unit) * unit;
+  order.strands_per_leaf = static_cast<int>(divide_up(order.leaf_columns, order.strand_columns));
+  return order;
+}
+
+LinearPlan plan_linear(const LinearOrder& order, WeightFormat format, int num_rows,
+                       bool x_is_aligned, std::size_t shared_limit_bytes) {
+  if (order.path == LinearPath::kPlain) return {};
+  if (format == WeightFormat::kBf16 && x_is_aligned && num_rows > kMaxNarrowRows) {
+    const int row_tiles = num_rows > 64 ? 8 : 4;
+    const auto tile_rows = static_cast<std::size_t>(kWideOuts + 2 * kLinearTileRows * row_tiles);
+    return {.kernel = LinearKernel::kWide,
+            .row_tiles = row_tiles,
+            .warps = 8,
+            .shared_bytes = kWideStages * tile_rows * kLinearStep * sizeof(std::uint16_t)};
+  }
+  LinearPlan plan{.kernel = LinearKernel::kNarrow};
+  plan.row_tiles = num_rows <= 8 ? 1 : num_rows <= 16 ? 2 : 4;
+  const auto bytes = [&order](int row_tiles) {
+    return sizeof(float) * kLinearTileOuts * static_cast<std::size_t>(kLinearTileRows * row_tiles) *
+           static_cast<std::size_t>(order.num_strands());
+  };
+  while (plan.row_tiles > 1 && bytes(plan.row_tiles) > shared_limit_bytes) plan.row_tiles /= 2;
+  plan.shared_bytes = bytes(plan.row_tiles);
+  const int strands = order.num_strands();
+  plan.warps = static_cast<int>(divide_up(strands, divide_up(strands, kMaxWarps)));
+  return plan;
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,288 @@
+// Choosing tokens: one block a row, which goes over the row several times (it stays in the cache).
+//
+// Ids are ordered by (logit descending, id ascending); a 64-bit rank number holds that order, so
+// that "the kept ids" of top-k and of top-p are those with a rank of at least some cut. A cut is
+// found digit by digit from histograms of what the ids weigh: 1 for top-k, e^x for top-p. Weights
+// are summed as integers in units of 2^-44, which is exact for all that matter and has no order.
+// Logits are shifted by the row's largest and divided by the temperature, x = (logit - max) / T.
+#include <algorithm>
+
+#include "base/counter_rng.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device/numeric.cuh"
+#include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/launch.cuh"
+
+namespace tandem::cuda {
+namespace {
+
+using Weight = unsigned long long;
+using Rank = unsigned long long;
+
+constexpr int kThreads = 1024;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kBins = 4096;
+constexpr int kBinsOfThread = kBins / kThreads;
+constexpr float kWeightUnit = 0x1p44f;
+constexpr std::int32_t kNoId = 0x7fffffff;
+
+struct Best {
+  float value = -kInfinity;
+  std::int32_t id = kNoId;
+
+  // Larger value, then lower id; NaN never wins.
+  __device__ void add(float other, std::int32_t other_id) {
+    if (other > value || (other == value && other_id < id)) {
+      value = other;
+      id = other_id;
+    }
+  }
+};
+
+// The best of all threads' bests; there is one, so the order of comparison does not matter.
+__device__ Best block_best(Best best) {
+  __shared__ Best of_warp[kWarps];
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    const float value = __shfl_xor_sync(kAllLanes, best.value, distance);
+    const std::int32_t id = __shfl_xor_sync(kAllLanes, best.id, distance);
+    best.add(value, id);
+  }
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = best;
+  __syncthreads();
+  for (int w = 0; w < kWarps; ++w) best.add(of_warp[w].value, of_warp[w].id);
+  return best;
+}
+
+// The largest of n logits and the first id that holds it; {-inf, 0} for n = 0 or only NaN.
+__device__ Best largest_logit(const float* logits, std::int64_t n) {
+  Best best;
+#pragma unroll 8
+  for (std::int64_t i = threadIdx.x; i < n; i += kThreads) {
+    best.add(logits[i], static_cast<std::int32_t>(i));
+  }
+  best = block_best(best);
+  if (best.id == kNoId) best.id = 0;
+  return best;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    argmax_rows_kernel(ops::ArgmaxRowsArgs a, std::int64_t n) {
+  const Best best = largest_logit(a.logits + blockIdx.x * a.stride, n);
+  if (threadIdx.x == 0) {
+    a.out[blockIdx.x] = {best.value, static_cast<std::int32_t>(a.shard_begin + best.id)};
+  }
+}
+
+// Logits in the upper half, as unsigned numbers in their order; ids in the lower, descending.
+__device__ __forceinline__ Rank rank_of(float logit, std::int32_t id) {
+  const std::uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 equals +0
+  const std::uint32_t ordered = bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+  return Rank{ordered} << 32 | (0xffffffffu - static_cast<std::uint32_t>(id));
+}
+
+// One row and its filter.
+struct Row {
+  const float* logits = nullptr;
+  std::int32_t n = 0;
+  float max = 0;
+  ops::SampleParams params;
+
+  __device__ float x(float logit) const { return (logit - max) / params.temperature; }
+  __device__ float weight(float logit) const { return expf(x(logit)); }
+};
+
+enum class Measure { kCount, kProbability };
+
+template <Measure kMeasure>
+__device__ __forceinline__ Weight measure(const Row& row, float logit) {
+  return kMeasure == Measure::kCount ? 1 : __float2ull_rn(row.weight(logit) * kWeightUnit);
+}
+
+// Where a target falls in a histogram whose bins are taken from the last to the first.
+struct Digit {
+  int bin = 0;
+  Weight before = 0;  // in the bins taken first
+  Weight inside = 0;
+};
+
+// Histogram of the ids whose rank shares the digits above `shift + bits` with `prefix` and is at
+// least `cut`; returns the sum. [kBins] in shared memory, one of the block's.
+template <Measure kMeasure>
+__device__ Weight fill_histogram(const Row& row, Rank cut, Rank prefix, int shift, int bits,
+                                 Weight* histogram) {
+  __shared__ Weight total;
+  __syncthreads();  // the last one has been used
+  for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) histogram[i] = 0;
+  if (threadIdx.x == 0) total = 0;
+  __syncthreads();
+  const int above = shift + bits;
+#pragma unroll 4
+  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < row.n; i += kThreads) {
+    const float logit = row.logits[i];
+    if (!(logit > -kInfinity)) continue;
+    const Rank rank = rank_of(logit, i);
+    if (rank < cut || (above < 64 && (rank ^ prefix) >> above != 0)) continue;
+    atomicAdd(histogram + (rank >> shift & ((Rank{1} << bits) - 1)), measure<kMeasure>(row, logit));
+  }
+  __syncthreads();
+  Weight own = 0;
+  for (int i = 0; i < kBinsOfThread; ++i) own += histogram[threadIdx.x * kBinsOfThread + i];
+  if (own != 0) atomicAdd(&total, own);
+  __syncthreads();
+  return total;
+}
+
+// The bin that the target-th unit falls into, 1 <= target <= sum of the histogram.
+__device__ Digit find_digit(const Weight* histogram, Weight target) {
+  __shared__ Weight of_warp[kWarps];
+  __shared__ Digit found;
+  // Thread 0 takes the last bins.
+  const int first = kBins - 1 - static_cast<int>(threadIdx.x) * kBinsOfThread;
+  Weight own = 0;
+  for (int i = 0; i < kBinsOfThread; ++i) own += histogram[first - i];
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  Weight up_to = own;
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const Weight left = __shfl_up_sync(kAllLanes, up_to, distance);
+    if (lane >= distance) up_to += left;
+  }
+  if (lane == kWarp - 1) of_warp[threadIdx.x / kWarp] = up_to;
+  __syncthreads();
+  for (int w = 0; w < static_cast<int>(threadIdx.x / kWarp); ++w) up_to += of_warp[w];
+  Weight before = up_to - own;
+  if (before < target && target <= up_to) {
+    for (int i = 0; i < kBinsOfThread; ++i) {
+      const Weight inside = histogram[first - i];
+      if (target <= before + inside) {
+        found = {first - i, before, inside};
+        break;
+      }
+      before += inside;
+    }
+  }
+  __syncthreads();
+  return found;
+}
+
+// The cut that keeps the first ids, in their order, of those at or above `cut` whose measures
+// reach target(total); `cut` itself when all are needed.
+template <Measure kMeasure, class Target>
+__device__ Rank find_cut(const Row& row, Rank cut, Weight* histogram, const Target& target_of) {
+  Rank prefix = 0;
+  Weight target = 0;
+  int shift = 64;
+  for (const int bits : {12, 10, 10, 12, 10, 10}) {
+    shift -= bits;
+    const Weight total = fill_histogram<kMeasure>(row, cut, prefix, shift, bits, histogram);
+    if (shift == 52) {
+      target = target_of(total);
+      if (target == 0 || target > total) return cut;
+    }
+    const Digit digit = find_digit(histogram, target);
+    prefix |= static_cast<Rank>(digit.bin) << shift;
+    target -= digit.before;
+    if (shift != 32) continue;
+    // One logit is left, perhaps of several ids: are all needed?
+    const auto ordered = static_cast<std::uint32_t>(prefix >> 32);
+    const float logit = __uint_as_float((ordered >> 31) != 0 ? ordered ^ 0x80000000u : ~ordered);
+    const Weight each = measure<kMeasure>(row, logit);
+    if (target + each > digit.inside) return max(cut, prefix);
+  }
+  return max(cut, prefix);
+}
+
+__device__ Rank filter(const Row& row, Weight* histogram) {
+  Rank cut = 0;
+  if (row.params.top_k > 0 && row.params.top_k < row.n) {
+    const auto k = static_cast<Weight>(row.params.top_k);
+    cut = find_cut<Measure::kCount>(row, cut, histogram, [k](Weight) { return k; });
+  }
+  if (row.params.top_p < 1.0f) {
+    const double p = row.params.top_p;
+    cut = find_cut<Measure::kProbability>(row, cut, histogram, [p](Weight total) {
+      const double wanted = ceil(p * static_cast<double>(total));
+      return max(Weight{1}, static_cast<Weight>(max(wanted, 0.0)));  // at least one id
+    });
+  }
+  return cut;
+}
+
+// The kept id with the largest x + Gumbel noise; kNoId when nothing is kept.
+__device__ std::int32_t draw(const Row& row, Rank cut) {
+  // Noise has an upper end. Rounding is monotonic: an id that would lose with it loses.
+  const float largest_noise = -logf(-logf(uniform01(0xffffffffu)));
+  Best best;
+  for (std::int32_t first = 4 * static_cast<std::int32_t>(threadIdx.x); first < row.n;
+       first += 4 * kThreads) {
+#pragma unroll
+    for (std::int32_t j = 0; j < 4; ++j) {
+      const std::int32_t id = first + j;
+      if (id >= row.n) break;
+      const float logit = row.logits[id];
+      if (!(logit > -kInfinity) || rank_of(logit, id) < cut) continue;
+      const float x = row.x(logit);
+      // e^x is the probability over the largest one's.
+      if (expf(x) < row.params.min_p || x + largest_noise < best.value) continue;
+      const std::uint32_t bits = random_bits(row.params.key, row.params.position,
+                                             RngPurpose::kSample, static_cast<std::uint32_t>(id));
+      best.add(x - logf(-logf(uniform01(bits))), id);
+    }
+  }
+  return block_best(best).id;
+}
+
+// log sum_i e^(logit_i - max), each thread its ids in ascending order, then threads as a tree.
+__device__ float log_sum(const Row& row) {
+  __shared__ double sums[kThreads];
+  double sum = 0;
+#pragma unroll 4
+  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < row.n; i += kThreads) {
+    const float logit = row.logits[i];
+    if (logit > -kInfinity) sum += expf(logit - row.max);
+  }
+  sums[threadIdx.x] = sum;
+  for (int width = kThreads / 2; width > 0; width /= 2) {
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < width) sums[threadIdx.x] += sums[threadIdx.x + width];
+  }
+  __syncthreads();
+  return static_cast<float>(log(sums[0]));
+}
+
+__global__ void __launch_bounds__(kThreads) sample_rows_kernel(ops::SampleRowsArgs a) {
+  __shared__ Weight histogram[kBins];
+  Row row{.logits = a.logits + blockIdx.x * a.stride,
+          .n = static_cast<std::int32_t>(a.valid_vocab),
+          .params = a.params[blockIdx.x]};
+  const Best largest = largest_logit(row.logits, row.n);
+  row.max = largest.value;
+  std::int32_t id = largest.id;
+  // An infinite maximum leaves no distribution to draw from.
+  if (row.params.temperature > 0.0f && !isinf(row.max)) {
+    const std::int32_t drawn = draw(row, filter(row, histogram));
+    if (drawn != kNoId) id = drawn;
+  }
+  float logprob = 0;
+  if (a.want_logprob) logprob = (row.logits[id] - row.max) - log_sum(row);
+  if (threadIdx.x == 0) a.out[blockIdx.x] = {id, logprob};
+}
+
+}  // namespace
+
+void argmax_rows(CudaBackend& backend, const ops::ArgmaxRowsArgs& args) {
+  const std::int64_t n =
+      std::min(std::max<std::int64_t>(args.valid_vocab - args.shard_begin, 0), args.shard_rows);
+  launch(backend, argmax_rows_kernel, static_cast<unsigned>(args.num_rows), kThreads, 0, args, n);
+}
+
+std::size_t sample_scratch_bytes(const CudaBackend&, std::int64_t) {
+  return 256;  // shared memory holds the histograms; no array has size zero
+}
+
+void sample_rows(CudaBackend& backend, const ops::SampleRowsArgs& args) {
+  launch(backend, sample_rows_kernel, static_cast<unsigned>(args.num_rows), kThreads, 0, args);
+}
+
+}  // namespace tandem::cuda
