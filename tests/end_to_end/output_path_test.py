@@ -50,7 +50,12 @@ class OutputPathTest(TandemTest):
 
     def test_refused_job_leaves_an_existing_result_alone(self):
         job = self.good_job()
-        self.assert_code(job.run_job(), 0)
+        job.write_prompts([{**p, "max_tokens": 400} for p in PROMPTS])
+        process = job.start_job()
+        while not job.out.exists():
+            time.sleep(0.002)
+        process.kill_all()  # a complete file would be nothing to resume
+        process.wait()
         before = job.out.read_bytes()
         job.write_job(memory={"kv": "1KiB"})
         for option in ("--overwrite", "--resume"):
