@@ -26,6 +26,7 @@ void silu_mul(CudaBackend& backend, const ops::SiluMulArgs& args);
 void gather_rows(CudaBackend& backend, const ops::GatherRowsArgs& args);
 void scatter_rows(CudaBackend& backend, const ops::ScatterRowsArgs& args);
 void cast(CudaBackend& backend, const ops::CastArgs& args);
+void add(CudaBackend& backend, const ops::AddArgs& args);
 void embedding(CudaBackend& backend, const ops::EmbeddingArgs& args);
 void gated_delta_rule(CudaBackend& backend, const ops::GatedDeltaRuleArgs& args);
 std::size_t gated_delta_rule_scratch_bytes(const CudaBackend& backend, const ops::GdnShape& shape,

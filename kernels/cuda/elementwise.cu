@@ -27,6 +27,11 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(ops::CastArgs a) {
   if (i < a.count) store_float(a.x[i], static_cast<T*>(a.y) + i);
 }
 
+__global__ void __launch_bounds__(kThreads) add_kernel(ops::AddArgs a) {
+  const std::int64_t i = global_thread();
+  if (i < a.count) a.y[i] += a.x[i];
+}
+
 // Rows of one array to rows of another; an index array names the rows of either side.
 struct RowCopy {
   const std::byte* x = nullptr;
@@ -75,6 +80,10 @@ void cast(CudaBackend& backend, const ops::CastArgs& args) {
     launch(backend, cast_kernel<decltype(type)>, blocks_for(args.count, kThreads), kThreads, 0,
            args);
   });
+}
+
+void add(CudaBackend& backend, const ops::AddArgs& args) {
+  launch(backend, add_kernel, blocks_for(args.count, kThreads), kThreads, 0, args);
 }
 
 void gather_rows(CudaBackend& backend, const ops::GatherRowsArgs& args) {

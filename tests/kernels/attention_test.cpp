@@ -79,7 +79,7 @@ class Cache {
 
   Heads heads_;
   int page_tokens_, pages_per_sequence_;
-  std::vector<std::int32_t> table_;
+  Vector<std::int32_t> table_;
   Array k_, v_;
 };
 
@@ -89,8 +89,8 @@ struct Row {
 
 // A batch of rows; neighbours of one sequence share a segment when `joined`.
 struct Batch {
-  std::vector<std::int32_t> slots, positions;
-  std::vector<Segment> segments;
+  Vector<std::int32_t> slots, positions;
+  Vector<Segment> segments;
 
   explicit Batch(const std::vector<Row>& rows, bool joined = true) {
     for (const Row& row : rows) {
@@ -130,6 +130,7 @@ std::vector<float> query_and_gate(const Heads& heads, const Row& row) {
 struct Options {
   bool gate = true;
   bool joined = true;
+  bool scratch = true;
   int first_index = 0;
 };
 
@@ -146,6 +147,11 @@ std::vector<float> attend(Backend& backend, DType dtype, Cache& cache, const std
   Array q(dtype, q_gate.size() / 2), out(dtype, q_gate.size() / 2);
   for (std::size_t i = 0; i < q.size(); ++i) q.set(i, both[i / dim * 2 * dim + i % dim]);
   const Batch batch(rows, options.joined);
+  Vector<std::byte> scratch(
+      options.scratch ? ops::paged_attention_scratch_bytes(
+                            backend, heads.query, heads.dim, static_cast<int>(rows.size()),
+                            std::int64_t{cache.pages_per_sequence()} * cache.page_tokens())
+                      : 0);
   ops::paged_attention(backend, {.batch = batch.view(cache),
                                  .q = q.data(),
                                  .gate = options.gate ? both.at(dim) : nullptr,
@@ -155,7 +161,9 @@ std::vector<float> attend(Backend& backend, DType dtype, Cache& cache, const std
                                  .scale = 1.0f / std::sqrt(static_cast<float>(heads.dim)),
                                  .first_index = options.first_index,
                                  .pages = cache.pages(),
-                                 .out = out.data()});
+                                 .out = out.data(),
+                                 .scratch = scratch.empty() ? nullptr : scratch.data(),
+                                 .scratch_bytes = scratch.size()});
   out.expect_guards("out");
   return out.values();
 }
@@ -200,7 +208,7 @@ void expect_attention(const std::vector<float>& actual, DType dtype, const Cache
 }
 
 TEST(PagedAttention, EqualsSoftmaxAttention) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   for (const Heads& heads :
        {Heads{2, 2, 64}, Heads{4, 2, 128}, Heads{8, 1, 256}, Heads{6, 1, 16}, Heads{7, 1, 48}}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -223,7 +231,7 @@ TEST(PagedAttention, EqualsSoftmaxAttention) {
 }
 
 TEST(PagedAttention, ARowThatSeesNothingGivesZeros) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   Cache cache(DType::kBF16, {4, 2, 64}, 16, 1, 32);
   for (int j = 0; j < 32; ++j) cache.fill(0, j);
   const auto out = attend(*backend, DType::kF32, cache, {{0, 0}, {0, 1}}, {.first_index = 1});
@@ -246,7 +254,7 @@ Cache filled_cache(int page_tokens, const Heads& heads = {4, 2, 64}) {
 TEST(PagedAttention, RowsDoNotDependOnTheirBatch) {
   Cache cache = filled_cache(16);
   for (const int threads : {1, 3}) {
-    const auto backend = cpu_backend(threads);
+    const auto backend = test_backend(threads);
     EXPECT_EQ(batch_dependence(static_cast<int>(kPool.size()),
                                [&](const std::vector<int>& rows) {
                                  std::vector<Row> picked;
@@ -264,7 +272,7 @@ TEST(PagedAttention, RowsDoNotDependOnTheirBatch) {
 }
 
 TEST(PagedAttention, PageSizeDoesNotMatter) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   Cache reference = filled_cache(64);
   const auto expected = attend(*backend, DType::kF32, reference, kPool);
   for (const int page_tokens : {1, 4, 8, 16, 32, 256, 704}) {
@@ -285,8 +293,25 @@ TEST(PagedAttention, SameBitsOnEveryTargetAndThreadCount) {
             "");
 }
 
+// Whether a row's context is shared among processors, which takes scratch memory, is no one's
+// business. Long enough for several spans of a GPU's blocks.
+TEST(PagedAttention, ScratchMemoryChangesNoBit) {
+  const auto backend = test_backend(3);
+  const Heads heads{6, 1, 64};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Cache cache(dtype, heads, 16, 2, 5000);
+    for (int j = 0; j < 5000; ++j) cache.fill(0, j);
+    for (int j = 0; j < 40; ++j) cache.fill(1, j);
+    const std::vector<Row> rows{{0, 4998}, {0, 4999}, {1, 39}, {0, 1023}, {0, 1024}, {0, 2047}};
+    const auto with = attend(*backend, dtype, cache, rows);
+    EXPECT_EQ(first_difference(with, attend(*backend, dtype, cache, rows, {.scratch = false})), "");
+    expect_attention(with, dtype, cache, cache.k(), cache.v(), rows, {});
+  }
+}
+
 TEST(PagedAttention, RefusesRowsWithoutPages) {
-  const auto backend = cpu_backend(1);
+  if (on_gpu()) GTEST_SKIP() << "tables are not looked into";
+  const auto backend = test_backend(1);
   Cache cache(DType::kBF16, {4, 2, 64}, 16, 1, 32);
   EXPECT_THROW(attend(*backend, DType::kF32, cache, {{0, 32}}), Error);
   EXPECT_THROW(attend(*backend, DType::kF32, cache, {{0, -1}}), Error);
@@ -314,7 +339,7 @@ Prep prep_inputs(const Heads& heads, const std::vector<Row>& rows) {
 
 struct PrepSetup {
   Array q_norm, k_norm;
-  std::vector<float> inv_freq;
+  Vector<float> inv_freq;
   int rotary_dim;
 
   PrepSetup(const Heads& heads, int rotary)
@@ -374,7 +399,7 @@ std::vector<double> rotated_norm(const std::vector<float>& x, const Array& norm,
 }
 
 TEST(AttentionPrep, NormsRotatesAndStores) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   for (const Heads& heads : {Heads{4, 2, 256}, Heads{3, 1, 64}, Heads{2, 2, 48}}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const DType page_dtype : {DType::kF32, DType::kBF16}) {
@@ -448,7 +473,7 @@ TEST(AttentionPrep, SameBitsInAnyBatchAndOnAnyMachine) {
     }
     return values;
   };
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   EXPECT_EQ(batch_dependence(6, [&](const std::vector<int>& rows) { return op(*backend, rows); }),
             "");
   EXPECT_EQ(machine_dependence([&](Backend& b) { return op(b, {0, 1, 2, 3, 4, 5}); }), "");

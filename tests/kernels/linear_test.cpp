@@ -84,7 +84,7 @@ void check_product(Backend& backend, const Shape& shape, const Types& types, int
 }
 
 TEST(Linear, EqualsTheProductForAwkwardSizes) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   for (const Types& types : kTypes) {
     for (const int columns : {1, 3, 15, 16, 17, 127}) {
       for (const int rows : {1, 2, 3, 4, 5, 15, 16, 17, 33}) {
@@ -94,6 +94,7 @@ TEST(Linear, EqualsTheProductForAwkwardSizes) {
     }
     check_product(*backend, {1, 130, 5000}, types, 8);
     check_product(*backend, {19, 33, 5000}, types, 4);
+    check_product(*backend, {70, 140, 5120}, types, 8);
     check_product(*backend, {1, 9, 40000}, types, 1);  // longer than one chunk of x
   }
 }
@@ -118,7 +119,7 @@ auto rows_of(Backend& backend, const Array& pool, const Array& w, int outs, int 
 }
 
 TEST(Linear, RowsDoNotDependOnTheirBatch) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   for (const Types& types : kTypes) {
     for (const int columns : {33, 384, 2500}) {
       const Array pool(types.x, random_normal(3, static_cast<std::size_t>(37 * columns)));
@@ -129,10 +130,31 @@ TEST(Linear, RowsDoNotDependOnTheirBatch) {
   }
 }
 
+// Prompts have hundreds of rows, and kernels of their own where that pays.
+TEST(Linear, ManyRowsEqualEachAlone) {
+  const auto backend = test_backend(2);
+  constexpr int kRows = 150, kOuts = 200;
+  for (const auto& [columns, leaves] : {std::pair{2176, 1}, {2176, 8}, {1536, 2}, {40, 1}}) {
+    const auto width = static_cast<std::size_t>(columns);
+    Array x(DType::kBF16, random_normal(10, kRows * width));
+    const Array w(DType::kBF16, random_normal(11, kOuts * width));
+    Array y(DType::kF32, kRows * kOuts);
+    ops::linear(*backend,
+                make_args({kRows, kOuts, columns}, x, 0, w.data(), WeightFormat::kBf16, leaves, y));
+    for (std::size_t r = 0; r < kRows; r += r < 20 ? 1 : 13) {
+      Array row(DType::kBF16, x.values(r * width, width)), alone(DType::kF32, kOuts);
+      ops::linear(*backend, make_args({1, kOuts, columns}, row, 0, w.data(), WeightFormat::kBf16,
+                                      leaves, alone));
+      ASSERT_EQ(first_difference(y.values(r * kOuts, kOuts), alone.values()), "")
+          << columns << " columns, " << leaves << " leaves, row " << r;
+    }
+  }
+}
+
 // The checker must be able to fail: an operator whose order of summation changes with the number of
 // rows is what it is there to catch.
 TEST(Linear, ShapeDependentMutantIsCaught) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   const Array pool(DType::kBF16, random_normal(3, 37 * 384));
   const Array w(DType::kBF16, random_normal(4, 70 * 384));
   EXPECT_NE(batch_dependence(37, rows_of(*backend, pool, w, 70, 384,
@@ -157,7 +179,7 @@ TEST(Linear, SameBitsOnEveryTargetAndThreadCount) {
 // The ranks of a tensor-parallel group own subtrees of the leaves: what they add up to in the same
 // tree must be what one rank computes.
 TEST(Linear, LeavesFormOneTreeOverAnyNumberOfRanks) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   constexpr int kColumns = 8 * 136, kOuts = 37, kRows = 5, kLeaves = 8;
   const Array x(DType::kBF16, random_normal(7, kRows * kColumns));
   const Array w(DType::kBF16, random_normal(8, kOuts * kColumns));
@@ -198,13 +220,13 @@ TEST(Linear, LeavesFormOneTreeOverAnyNumberOfRanks) {
 // Codes and scales of every quantized format, and the values they stand for.
 struct Quantized {
   ops::LinearWeight weight;
-  std::vector<std::uint8_t> codes;
-  std::vector<std::uint8_t> scales;
+  Vector<std::uint8_t> codes;
+  Vector<std::uint8_t> scales;
   std::vector<double> values;  // [outs, columns]
 };
 
 template <class T>
-void append(std::vector<std::uint8_t>& bytes, T value) {
+void append(Vector<std::uint8_t>& bytes, T value) {
   const auto* p = reinterpret_cast<const std::uint8_t*>(&value);
   bytes.insert(bytes.end(), p, p + sizeof(T));
 }
@@ -295,18 +317,18 @@ TEST(Linear, QuantizedFormatsMultiplyTheirDequantizedValues) {
                         {WeightFormat::kInt8Channel, DType::kF32, 1, 0, 1.0f},
                         {WeightFormat::kInt8Group, DType::kF16, 1, 32, 1.0f},
                         {WeightFormat::kInt8Group, DType::kF32, 1, 64, 1.0f}};
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   constexpr int kOuts = 137, kColumns = 448;  // partial blocks of 128 at both edges
   for (const Case& c : cases) {
-    ASSERT_TRUE(ops::linear_supports(BackendKind::kCpu, c.format));
+    ASSERT_TRUE(ops::linear_supports(backend->kind(), c.format));
     Quantized q = quantize_at_random(c.format, c.scale_dtype, kOuts, kColumns, c.block_rows,
                                      c.block_cols, c.scale_2);
     q.weight.data = q.codes.data();
     q.weight.scales = q.scales.data();
-    for (const int rows : {1, 5}) {
+    for (const auto& [rows, leaves] : {std::pair{1, 4}, {5, 4}, {1, 1}, {5, 1}, {40, 1}}) {
       Array x(DType::kBF16, random_normal(9, static_cast<std::size_t>(rows * kColumns)));
       Array y(DType::kF32, static_cast<std::size_t>(rows * kOuts));
-      LinearArgs args = make_args({rows, kOuts, kColumns}, x, 0, nullptr, c.format, 4, y);
+      LinearArgs args = make_args({rows, kOuts, kColumns}, x, 0, nullptr, c.format, leaves, y);
       args.weight = q.weight;
       ops::linear(*backend, args);
       std::vector<double> expected, tolerance;
@@ -325,12 +347,18 @@ TEST(Linear, QuantizedFormatsMultiplyTheirDequantizedValues) {
       expect_near(y.values(), expected, tolerance, DType::kF32,
                   fmt::format("format {}", static_cast<int>(c.format)));
       y.expect_guards("y");
+      // The first row alone.
+      Array alone(DType::kF32, kOuts);
+      args.num_rows = 1;
+      args.y = alone.data();
+      ops::linear(*backend, args);
+      EXPECT_EQ(first_difference(y.values(0, kOuts), alone.values()), "");
     }
   }
 }
 
 TEST(Linear, RefusesArgumentsThatCannotBeRight) {
-  const auto backend = cpu_backend(1);
+  const auto backend = test_backend(1);
   Array x(DType::kBF16, 64), w(DType::kBF16, 64 * 8), y(DType::kF32, 16);
   const LinearArgs good = make_args({1, 8, 64}, x, 0, w.data(), WeightFormat::kBf16, 4, y);
   EXPECT_NO_THROW(ops::linear(*backend, good));

@@ -5,14 +5,75 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <map>
+#include <new>
 #include <numeric>
 #include <random>
+#include <string_view>
 
 #include "base/error.h"
 #include "kernels/cpu/target.h"
 
 namespace tandem::testing {
+namespace {
+
+// Before the first test: skips all of them where there is no GPU to run them on.
+class GpuEnvironment : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    if (!on_gpu()) return;
+    // Operators return when they are done, so that the tests can read results at once.
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
+    if (default_backend() != BackendKind::kCuda) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+const ::testing::Environment* const kGpuEnvironment =
+    ::testing::AddGlobalTestEnvironment(new GpuEnvironment);
+
+// Blocks of host-visible GPU memory by size, kept for the next array of that size: tests make
+// thousands, and the driver is slow at making them. Never destroyed.
+class VisiblePool {
+ public:
+  void* take(std::size_t bytes) {
+    auto& blocks = free_[std::bit_ceil(bytes)];
+    if (blocks.empty()) return backend_->allocate(std::bit_ceil(bytes), MemoryKind::kHostVisible);
+    void* data = blocks.back();
+    blocks.pop_back();
+    return data;
+  }
+  void give(void* data, std::size_t bytes) { free_[std::bit_ceil(bytes)].push_back(data); }
+
+ private:
+  std::unique_ptr<Backend> backend_ = make_backend(BackendKind::kCuda, {});
+  std::map<std::size_t, std::vector<void*>> free_;
+};
+
+VisiblePool& visible_pool() {
+  static auto* pool = new VisiblePool;
+  return *pool;
+}
+
+}  // namespace
+
+bool on_gpu() {
+  const char* name = std::getenv("TANDEM_TEST_BACKEND");
+  return name != nullptr && std::string_view(name) == "cuda";
+}
+
+void* visible_memory(std::size_t bytes) {
+  return on_gpu() ? visible_pool().take(bytes) : ::operator new(bytes);
+}
+
+void release_visible_memory(void* data, std::size_t bytes) noexcept {
+  if (on_gpu()) {
+    visible_pool().give(data, bytes);
+  } else {
+    ::operator delete(data);
+  }
+}
 
 std::vector<float> random_normal(std::uint64_t seed, std::size_t count, float scale) {
   std::mt19937_64 engine(seed);
@@ -79,6 +140,10 @@ std::unique_ptr<Backend> cpu_backend(int num_threads) {
   return make_backend(BackendKind::kCpu, {.num_threads = num_threads});
 }
 
+std::unique_ptr<Backend> test_backend(int num_threads) {
+  return on_gpu() ? make_backend(BackendKind::kCuda, {}) : cpu_backend(num_threads);
+}
+
 void expect_near(const std::vector<float>& actual, const std::vector<double>& expected,
                  const std::vector<double>& tolerance, DType dtype, const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;
@@ -103,6 +168,14 @@ std::string first_difference(const std::vector<float>& a, const std::vector<floa
 }
 
 std::string machine_dependence(const std::function<std::vector<float>(Backend&)>& op) {
+  if (on_gpu()) {
+    const auto first = op(*test_backend(1));
+    for (int run = 0; run < 4; ++run) {
+      const std::string difference = first_difference(first, op(*test_backend(1)));
+      if (!difference.empty()) return fmt::format("the same again: {}", difference);
+    }
+    return "";
+  }
   const auto targets = cpu::supported_targets();
   const auto reference = op(*cpu_backend(1));
   std::string result;

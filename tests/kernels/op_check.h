@@ -1,6 +1,8 @@
-// What the operator tests share: random inputs, arrays between guard bands, comparison with a
-// double reference, and the checkers of the two promises that every operator makes: a value depends
-// neither on the machine (instruction set, threads) nor on its company in the batch.
+// What the operator tests share: the backend under test, random inputs, arrays between guard bands,
+// comparison with a double reference, and the checkers of the two promises that every operator
+// makes: a value depends neither on the machine (instruction set, threads) nor on its company in
+// the batch. With TANDEM_TEST_BACKEND=cuda in the environment the same tests run on a GPU, in
+// memory that both sides see, and are skipped where there is none.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,6 +28,29 @@ inline constexpr double kFp32Formula = 4e-6;
 
 std::vector<float> random_normal(std::uint64_t seed, std::size_t count, float scale = 1.0f);
 std::vector<float> random_uniform(std::uint64_t seed, std::size_t count, float low, float high);
+
+// Whether the backend under test is a GPU's. What is found out by looking into device arrays is not
+// checked there.
+bool on_gpu();
+
+// Memory for host and backend under test.
+void* visible_memory(std::size_t bytes);
+void release_visible_memory(void* data, std::size_t bytes) noexcept;
+
+template <class T>
+struct VisibleAllocator {
+  using value_type = T;
+  VisibleAllocator() = default;
+  template <class U>
+  VisibleAllocator(const VisibleAllocator<U>&) {}
+  T* allocate(std::size_t n) { return static_cast<T*>(visible_memory(n * sizeof(T))); }
+  void deallocate(T* p, std::size_t n) noexcept { release_visible_memory(p, n * sizeof(T)); }
+  friend bool operator==(const VisibleAllocator&, const VisibleAllocator&) { return true; }
+};
+
+// For everything that an operator gets a pointer to.
+template <class T>
+using Vector = std::vector<T, VisibleAllocator<T>>;
 
 // `count` elements of F32 or BF16 between guard bands; values are seen as floats.
 class Array {
@@ -53,11 +78,14 @@ class Array {
   static constexpr std::size_t kGuard = 128;
   DType dtype_;
   std::size_t count_;
-  std::vector<std::byte> bytes_;
-  std::vector<std::byte> original_;
+  Vector<std::byte> bytes_;
+  Vector<std::byte> original_;
 };
 
 std::unique_ptr<Backend> cpu_backend(int num_threads);
+// The backend under test; on a GPU the number of threads means nothing. Operators have finished
+// when they return.
+std::unique_ptr<Backend> test_backend(int num_threads);
 
 // |actual - expected| <= absolute[i] (+ a bf16 rounding of expected), element by element.
 void expect_near(const std::vector<float>& actual, const std::vector<double>& expected,
@@ -66,7 +94,8 @@ void expect_near(const std::vector<float>& actual, const std::vector<double>& ex
 // "" when bit for bit equal, otherwise where and how they first differ. NaN equals itself.
 std::string first_difference(const std::vector<float>& a, const std::vector<float>& b);
 
-// Runs `op` on every instruction set of this machine with 1, 2 and 3 threads; "" when all agree.
+// Runs `op` on every instruction set of this machine with 1, 2 and 3 threads, or several times on
+// the GPU; "" when all agree.
 std::string machine_dependence(const std::function<std::vector<float>(Backend&)>& op);
 
 // `op` computes the rows of a pool that are named, in that order, and returns their values one

@@ -36,7 +36,7 @@ std::vector<double> norm_reference(const std::vector<float>& x, const Array& wei
 }
 
 TEST(RmsNorm, EqualsTheFormula) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   for (const DType x_dtype : kFloatTypes) {
     for (const DType y_dtype : kFloatTypes) {
       for (const int width : kWidths) {
@@ -72,7 +72,7 @@ TEST(RmsNorm, EqualsTheFormula) {
 }
 
 TEST(RmsNorm, MayWriteOverItsInput) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   Array w(DType::kF32, random_normal(2, 300, 0.2f));
   Array x(DType::kBF16, random_normal(1, 7 * 300)), y(DType::kBF16, 7 * 300);
   ops::RmsNormArgs args{.x = x.data(),
@@ -110,7 +110,7 @@ TEST(RmsNorm, RowsDependOnNothingElse) {
                               .y_stride = width});
       return y.values();
     };
-    const auto backend = cpu_backend(2);
+    const auto backend = test_backend(2);
     EXPECT_EQ(batch_dependence(20, [&](const auto& rows) { return op(*backend, rows); }), "");
     EXPECT_EQ(machine_dependence([&](Backend& b) { return op(b, {4, 0, 19, 7, 8}); }), "");
   }
@@ -140,7 +140,7 @@ TEST(RmsNorm, ShapeDependentMutantIsCaught) {
 }
 
 TEST(ResidualRmsNorm, NormsTheRoundedSum) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   for (const DType dtype : kFloatTypes) {
     for (const int width : kWidths) {
       for (const auto update : {ops::ResidualUpdate::kAdd, ops::ResidualUpdate::kReplace}) {
@@ -178,7 +178,7 @@ TEST(ResidualRmsNorm, NormsTheRoundedSum) {
 }
 
 TEST(GatedRmsNorm, EqualsTheFormula) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   for (const DType dtype : kFloatTypes) {
     for (const int width : {16, 33, 128}) {
       for (const auto gate : {ops::GateActivation::kSilu, ops::GateActivation::kSigmoid}) {
@@ -229,7 +229,7 @@ TEST(GatedRmsNorm, EqualsTheFormula) {
 TEST(SiluMul, EqualsTheFormulaAndMayAlias) {
   // Where e^-x overflows, a true value of this size comes out as zero.
   constexpr double kVanishing = 1e-36;
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   for (const DType dtype : kFloatTypes) {
     constexpr std::size_t kCount = 3 * 1003;
     // From far below the smallest normal sigmoid to far above saturation.
@@ -259,7 +259,7 @@ TEST(SiluMul, EqualsTheFormulaAndMayAlias) {
 
 TEST(SiluMul, ElementsDoNotDependOnTheirPlace) {
   const std::vector<float> values = random_normal(12, 64, 8.0f);
-  const auto backend = cpu_backend(1);
+  const auto backend = test_backend(1);
   const auto op = [&](std::size_t first, std::size_t count, Backend& b) {
     Array gate(DType::kF32,
                std::vector<float>(values.begin() + static_cast<std::ptrdiff_t>(first),
@@ -281,10 +281,10 @@ TEST(SiluMul, ElementsDoNotDependOnTheirPlace) {
 }
 
 TEST(Embedding, CopiesItsShardAndZeroesTheRest) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   for (const DType dtype : kFloatTypes) {
     Array table(dtype, random_normal(13, 10 * 37));
-    const std::vector<std::int32_t> ids{20, 29, 30, 19, 25, 0};
+    const Vector<std::int32_t> ids{20, 29, 30, 19, 25, 0};
     Array out(DType::kF32, ids.size() * 37);
     ops::embedding(*backend, {.token_ids = ids.data(),
                               .num_rows = static_cast<int>(ids.size()),
@@ -305,9 +305,9 @@ TEST(Embedding, CopiesItsShardAndZeroesTheRest) {
 }
 
 TEST(GatherScatter, AreInverse) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   Array x(DType::kBF16, random_normal(14, 9 * 21));
-  const std::vector<std::int32_t> rows{8, 0, 3, 5};
+  const Vector<std::int32_t> rows{8, 0, 3, 5};
   Array picked(DType::kBF16, 4 * 30);
   const Array untouched = picked;
   ops::gather_rows(*backend, {.x = x.data(),
@@ -339,7 +339,7 @@ TEST(GatherScatter, AreInverse) {
 }
 
 TEST(Cast, RoundsLikeToBf16) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   std::vector<float> values = random_normal(15, 1000, 100.0f);
   values.insert(values.end(),
                 {1.0f + 0x1p-8f, 1.0f + 3 * 0x1p-8f, 0x1.fffffep127f, 1e-42f, -0.0f,
@@ -358,7 +358,7 @@ TEST(Cast, RoundsLikeToBf16) {
 }
 
 TEST(Rowwise, RefuseArgumentsThatCannotBeRight) {
-  const auto backend = cpu_backend(1);
+  const auto backend = test_backend(1);
   Array x(DType::kF32, 16), y(DType::kF32, 16);
   EXPECT_THROW(ops::rms_norm(*backend, {.x = x.data(),
                                         .x_dtype = DType::kF32,

@@ -20,16 +20,17 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 ops::ArgmaxResult argmax(const std::vector<float>& logits, std::int64_t begin, std::int64_t valid) {
-  const auto backend = cpu_backend(1);
-  ops::ArgmaxResult result;
-  ops::argmax_rows(*backend, {.logits = logits.data(),
+  const auto backend = test_backend(1);
+  const Vector<float> seen(logits.begin(), logits.end());
+  Vector<ops::ArgmaxResult> result(1);
+  ops::argmax_rows(*backend, {.logits = seen.data(),
                               .stride = static_cast<std::int64_t>(logits.size()),
                               .num_rows = 1,
                               .shard_begin = begin,
                               .shard_rows = static_cast<std::int64_t>(logits.size()),
                               .valid_vocab = valid,
-                              .out = &result});
-  return result;
+                              .out = result.data()});
+  return result[0];
 }
 
 TEST(Argmax, TiesGoToTheLowerIdAndNanLoses) {
@@ -64,30 +65,32 @@ TEST(Argmax, FindsTheMaximumAnywhere) {
 std::vector<SampleResult> sample(Backend& backend, const std::vector<float>& logits,
                                  std::int64_t vocab, const std::vector<SampleParams>& params,
                                  std::int64_t valid) {
-  std::vector<SampleResult> results(params.size());
-  std::vector<std::byte> scratch(ops::sample_scratch_bytes(backend, vocab) + 64, std::byte{0x5a});
-  ops::sample_rows(backend, {.logits = logits.data(),
+  const Vector<float> seen(logits.begin(), logits.end());
+  const Vector<SampleParams> seen_params(params.begin(), params.end());
+  Vector<SampleResult> results(params.size());
+  Vector<std::byte> scratch(ops::sample_scratch_bytes(backend, vocab) + 64, std::byte{0x5a});
+  ops::sample_rows(backend, {.logits = seen.data(),
                              .stride = vocab,
                              .num_rows = static_cast<int>(params.size()),
                              .valid_vocab = valid,
-                             .params = params.data(),
+                             .params = seen_params.data(),
                              .want_logprob = true,
                              .out = results.data(),
                              .scratch = scratch.data()});
   for (std::size_t i = scratch.size() - 64; i < scratch.size(); ++i) {
     EXPECT_EQ(scratch[i], std::byte{0x5a}) << "written behind the scratch memory";
   }
-  return results;
+  return {results.begin(), results.end()};
 }
 
 std::int32_t sample_one(const std::vector<float>& logits, const SampleParams& params) {
   const auto vocab = static_cast<std::int64_t>(logits.size());
-  return sample(*cpu_backend(1), logits, vocab, {params}, vocab)[0].id;
+  return sample(*test_backend(1), logits, vocab, {params}, vocab)[0].id;
 }
 
 // Which ids a filter leaves, from many draws at a temperature that makes them all likely.
 std::vector<std::int32_t> kept(const std::vector<float>& logits, SampleParams params) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   const auto vocab = static_cast<std::int64_t>(logits.size());
   constexpr std::size_t kDraws = 4000;
   std::vector<float> rows;
@@ -155,12 +158,12 @@ TEST(Sample, OddLogits) {
   EXPECT_EQ(sample_one({-kInf, -kInf}, {.temperature = 1}), 0);
   EXPECT_EQ(sample_one({0, kInf, 0}, {.temperature = 1}), 1);
   EXPECT_EQ(sample_one({0, 88, 3e38f, -3e38f}, {.temperature = 1e-30f}), 2);
-  const auto backend = cpu_backend(1);  // ids from valid_vocab on do not exist
+  const auto backend = test_backend(1);  // ids from valid_vocab on do not exist
   EXPECT_EQ(sample(*backend, {0, 1, 9}, 3, {{.temperature = 0}}, 2)[0].id, 1);
 }
 
 TEST(Sample, LogprobIsThatOfTheUnfilteredSoftmax) {
-  const auto backend = cpu_backend(1);
+  const auto backend = test_backend(1);
   const std::vector<float> logits = random_normal(1, 1000, 5.0f);
   double sum = 0;
   for (const float x : logits) sum += std::exp(double{x});
@@ -197,7 +200,7 @@ std::vector<double> exact_distribution(const std::vector<float>& logits, const S
 }
 
 TEST(Sample, DrawsFollowTheFilteredDistribution) {
-  const auto backend = cpu_backend(2);
+  const auto backend = test_backend(2);
   constexpr std::size_t kVocab = 40, kRows = 2000, kCalls = 50;
   const std::vector<float> logits = random_normal(3, kVocab, 1.5f);
   std::vector<float> rows;
@@ -254,7 +257,7 @@ TEST(Sample, RowsDoNotDependOnTheirBatchOrTheMachine) {
     }
     return out;
   };
-  const auto backend = cpu_backend(3);
+  const auto backend = test_backend(3);
   EXPECT_EQ(batch_dependence(12, [&](const std::vector<int>& rows) { return op(*backend, rows); }),
             "");
   EXPECT_EQ(machine_dependence([&](Backend& b) {

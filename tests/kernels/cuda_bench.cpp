@@ -1,0 +1,343 @@
+// tandem_cuda_bench: the operators of a decode step and of prompts at the sizes of Qwen3.8-27B on
+// one GPU. Each line is a graph of many calls, timed with events; bandwidth counts the bytes that
+// must be moved, weights and caches being larger than the second-level cache.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/types.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/handles.h"
+#include "kernels/ops/gated_delta_rule.h"
+#include "kernels/ops/linear.h"
+#include "kernels/ops/paged_attention.h"
+#include "kernels/ops/rms_norm.h"
+#include "kernels/ops/sample.h"
+
+namespace tandem {
+namespace {
+
+// Device memory filled with random values, or a host array's copy.
+class Buffer {
+ public:
+  Buffer(Backend& backend, std::size_t bytes)
+      : backend_(backend), bytes_(bytes), data_(backend.allocate(bytes)) {}
+  template <class T>
+  Buffer(Backend& backend, const std::vector<T>& values)
+      : Buffer(backend, values.size() * sizeof(T)) {
+    backend.copy(data_, values.data(), bytes_);
+    backend.synchronize();
+  }
+  ~Buffer() { backend_.deallocate(data_, bytes_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  template <class T = void>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  Backend& backend_;
+  std::size_t bytes_;
+  void* data_;
+};
+
+// A period of normal values, repeated.
+std::vector<float> normal_floats(std::size_t count, float scale = 1.0f) {
+  std::mt19937 engine(1);
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<float> values(count);
+  constexpr std::size_t kPeriod = 65521;
+  for (std::size_t i = 0; i < count; ++i)
+    values[i] = i < kPeriod ? normal(engine) : values[i - kPeriod];
+  return values;
+}
+
+std::vector<bf16> normal_bf16(std::size_t count) {
+  const std::vector<float> values = normal_floats(count);
+  std::vector<bf16> rounded(count);
+  std::transform(values.begin(), values.end(), rounded.begin(), to_bf16);
+  return rounded;
+}
+
+class Bench {
+ public:
+  explicit Bench(cuda::CudaBackend& backend) : backend_(backend) {}
+
+  // Least median of five series of replays.
+  double seconds(int calls, const std::function<void()>& op) {
+    op();
+    backend_.synchronize();
+    const auto graph = cuda::Graph::capture(backend_.stream(), [&] {
+      for (int i = 0; i < calls; ++i) op();
+    });
+    graph.launch(backend_.stream());
+    std::vector<double> times;
+    for (int i = 0; i < 5; ++i) {
+      cuda::Event begin, end;
+      begin.record(backend_.stream());
+      graph.launch(backend_.stream());
+      end.record(backend_.stream());
+      backend_.synchronize();
+      times.push_back(end.seconds_since(begin) / calls);
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+  void line(const std::string& name, double bytes, double flops, int calls,
+            const std::function<void()>& op) {
+    const double s = seconds(calls, op);
+    fmt::print("{:<52} {:>9.1f} us {:>7.0f} GB/s {:>8.1f} TFLOP/s\n", name, s * 1e6,
+               bytes / s / 1e9, flops / s / 1e12);
+  }
+
+  cuda::CudaBackend& backend() { return backend_; }
+
+ private:
+  cuda::CudaBackend& backend_;
+};
+
+void bench_linear(Bench& bench, const char* format_name, ops::LinearWeight weight,
+                  std::size_t weight_bytes, const std::vector<int>& rows) {
+  const Buffer codes(bench.backend(), normal_bf16(weight_bytes / 2 + 1));
+  // Scales that are valid in every type that a format allows: small positive numbers.
+  const Buffer scales(bench.backend(), std::vector<std::uint8_t>(weight_bytes / 2, 0x38));
+  weight.data = codes.as();
+  weight.scales = scales.as();
+  for (const int m : rows) {
+    const auto k = static_cast<std::size_t>(weight.in_features);
+    const Buffer x(bench.backend(), normal_bf16(static_cast<std::size_t>(m) * k));
+    const Buffer y(bench.backend(), static_cast<std::size_t>(m * weight.out_features) * 4);
+    const ops::LinearArgs args{.x = x.as(),
+                               .x_stride = weight.in_features,
+                               .num_rows = m,
+                               .weight = weight,
+                               .y = y.as(),
+                               .y_dtype = DType::kF32,
+                               .y_stride = weight.out_features};
+    bench.line(fmt::format("linear {}, M = {}, {} x {}", format_name, m, weight.out_features,
+                           weight.in_features),
+               static_cast<double>(weight_bytes),
+               2.0 * m * static_cast<double>(weight.out_features * weight.in_features),
+               m > 64 ? 5 : 20, [&] { ops::linear(bench.backend(), args); });
+  }
+}
+
+void bench_linears(Bench& bench) {
+  const auto weight = [](ops::WeightFormat format, std::int64_t outs, std::int64_t columns) {
+    ops::LinearWeight w{.format = format, .out_features = outs, .in_features = columns};
+    if (format == ops::WeightFormat::kFp8Block) w.block_rows = w.block_cols = 128;
+    if (format == ops::WeightFormat::kNvfp4)
+      w.block_rows = 1, w.block_cols = 16, w.scale_dtype = DType::kF8E4M3;
+    return w;
+  };
+  const auto elements = [](std::int64_t outs, std::int64_t columns) {
+    return static_cast<std::size_t>(outs * columns);
+  };
+  using ops::WeightFormat;
+  for (const auto& [n, k] : {std::pair{17408, 5120}, {5120, 17408}, {5120, 6144}}) {
+    bench_linear(bench, "bf16", weight(WeightFormat::kBf16, n, k), elements(n, k) * 2,
+                 {1, 4, 8, 16, 32, 64});
+  }
+  bench_linear(bench, "bf16", weight(WeightFormat::kBf16, 17408, 5120), elements(17408, 5120) * 2,
+               {128, 512, 2048});
+  bench_linear(bench, "fp8 block", weight(WeightFormat::kFp8Block, 17408, 5120),
+               elements(17408, 5120), {1, 8, 32});
+  bench_linear(bench, "nvfp4", weight(WeightFormat::kNvfp4, 17408, 5120), elements(17408, 5120) / 2,
+               {1, 8, 32});
+}
+
+// Sequences with the same number of rows each, the last at context - 1, in device memory.
+struct Batch {
+  Buffer positions, slots, segments, pending, table;
+  ops::BatchView view;
+
+  static std::vector<std::int32_t> fill(int n, const std::function<int(int)>& value) {
+    std::vector<std::int32_t> values(static_cast<std::size_t>(n));
+    for (int i = 0; i < n; ++i) values[static_cast<std::size_t>(i)] = value(i);
+    return values;
+  }
+  static std::vector<ops::Segment> segments_of(int sequences, int rows, int start) {
+    std::vector<ops::Segment> s;
+    for (int i = 0; i < sequences; ++i)
+      s.push_back({.slot = i, .first_row = i * rows, .num_rows = rows, .start_position = start});
+    return s;
+  }
+
+  Batch(Backend& b, ops::RowClass row_class, int sequences, int rows, int context, int pending_rows,
+        int max_context)
+      : positions(b, fill(sequences * rows, [&](int i) { return context - rows + i % rows; })),
+        slots(b, fill(sequences * rows, [&](int i) { return i / rows; })),
+        segments(b, segments_of(sequences, rows, context - rows)),
+        pending(b, fill(sequences, [&](int) { return pending_rows; })),
+        table(b, fill(sequences * (max_context / 16), [](int i) { return i; })) {
+    view = {.row_class = row_class,
+            .num_rows = sequences * rows,
+            .num_segments = sequences,
+            .positions = positions.as<std::int32_t>(),
+            .row_slots = slots.as<std::int32_t>(),
+            .segments = segments.as<ops::Segment>(),
+            .page_table = table.as<std::int32_t>(),
+            .pages_per_sequence = max_context / 16,
+            .page_tokens = 16,
+            .pending_rows = pending.as<std::int32_t>()};
+  }
+};
+
+void bench_attention(Bench& bench, ops::RowClass row_class, int sequences, int rows, int context,
+                     int max_context) {
+  constexpr int kHeads = 24, kKvHeads = 4, kDim = 256;
+  Backend& b = bench.backend();
+  const Batch batch(b, row_class, sequences, rows, context, 0, max_context);
+  const std::size_t plane =
+      static_cast<std::size_t>(sequences) * static_cast<std::size_t>(max_context) * kKvHeads * kDim;
+  const Buffer k(b, normal_bf16(plane)), v(b, normal_bf16(plane));
+  const std::size_t queries = static_cast<std::size_t>(sequences * rows) * kHeads * kDim;
+  const Buffer q(b, normal_bf16(queries)), out(b, queries * 2);
+  const bool generated = row_class == ops::RowClass::kGenerated;
+  const Buffer scratch(b, generated ? ops::paged_attention_scratch_bytes(
+                                          b, kHeads, kDim, sequences * rows, max_context)
+                                    : 1);
+  const ops::PagedAttentionArgs args{.batch = batch.view,
+                                     .q = q.as(),
+                                     .num_heads = kHeads,
+                                     .scale = 1.0f / 16.0f,
+                                     .pages = {.k_pages = k.as(),
+                                               .v_pages = v.as(),
+                                               .num_pages = sequences * max_context / 16,
+                                               .num_kv_heads = kKvHeads,
+                                               .page_tokens = 16,
+                                               .head_dim = kDim},
+                                     .out = out.as(),
+                                     .scratch = scratch.as(),
+                                     .scratch_bytes = generated ? scratch.bytes() : 0};
+  const double bytes = 2.0 * sequences * context * kKvHeads * kDim * 2;
+  const double flops = 4.0 * sequences * rows * (context - 0.5 * rows) * kHeads * kDim;
+  bench.line(fmt::format("attention, {} x {} {} rows at {}, table of {}", sequences, rows,
+                         generated ? "generated" : "prompt", context, max_context),
+             bytes, flops, generated ? 20 : 3, [&] { ops::paged_attention(b, args); });
+}
+
+void bench_delta_rule(Bench& bench, ops::RowClass row_class, int sequences, int rows, int pending) {
+  const ops::GdnShape shape{.num_k_heads = 16, .num_v_heads = 48, .k_dim = 128, .v_dim = 128};
+  constexpr int kMaxRound = 8;
+  Backend& b = bench.backend();
+  const bool generated = row_class == ops::RowClass::kGenerated;
+  const Batch batch(b, row_class, sequences, rows, generated ? 1024 : rows, pending, 1024);
+  const auto total = static_cast<std::size_t>(sequences * rows);
+  const auto channels = static_cast<std::size_t>(shape.channels());
+  const Buffer qkv(b, normal_bf16(total * channels));
+  const Buffer a(b, normal_floats(total * 48)), beta(b, normal_floats(total * 48));
+  const Buffer a_log(b, normal_floats(48)), dt_bias(b, normal_floats(48));
+  const Buffer state(b, normal_floats(static_cast<std::size_t>(sequences) * 48 * 128 * 128, 0.01f));
+  const Buffer round_qkv(b,
+                         normal_bf16(static_cast<std::size_t>(sequences * kMaxRound) * channels));
+  const Buffer round_gates(
+      b, std::vector<float>(static_cast<std::size_t>(sequences * kMaxRound * 96), -0.5f));
+  const Buffer out(b, total * 48 * 128 * 4);
+  const Buffer scratch(b, ops::gated_delta_rule_scratch_bytes(b, shape, static_cast<int>(total)));
+  const ops::GatedDeltaRuleArgs args{.batch = batch.view,
+                                     .shape = shape,
+                                     .qkv = qkv.as(),
+                                     .a = a.as<float>(),
+                                     .b = beta.as<float>(),
+                                     .a_log = a_log.as<float>(),
+                                     .dt_bias = dt_bias.as<float>(),
+                                     .state = {.s = state.as<float>(),
+                                               .round_qkv = round_qkv.as(),
+                                               .round_gates = round_gates.as<float>(),
+                                               .max_round_rows = kMaxRound},
+                                     .out = out.as<float>(),
+                                     .scratch = scratch.as()};
+  bench.line(fmt::format("delta rule, {} x {} {} rows, {} pending", sequences, rows,
+                         generated ? "generated" : "prompt", pending),
+             (pending > 0 ? 2.0 : 1.0) * static_cast<double>(state.bytes()),
+             static_cast<double>(total) * 48 * 128 * 128 * 7, generated ? 20 : 3,
+             [&] { ops::gated_delta_rule(b, args); });
+}
+
+void bench_rows(Bench& bench) {
+  constexpr int kVocab = 248320;
+  Backend& b = bench.backend();
+  const Buffer x(b, normal_bf16(16 * 5120)), w(b, normal_floats(5120)), y(b, 16 * 5120 * 2);
+  for (const int rows : {1, 16}) {
+    bench.line(fmt::format("rms_norm, {} rows of 5120", rows), rows * 5120 * 4.0, 0, 20, [&] {
+      ops::rms_norm(b, {.x = x.as(),
+                        .x_stride = 5120,
+                        .weight = w.as<float>(),
+                        .num_rows = rows,
+                        .width = 5120,
+                        .y = y.as(),
+                        .y_stride = 5120});
+    });
+  }
+  const Buffer logits(b, normal_floats(std::size_t{16} * kVocab, 3.0f)), best(b, 1024);
+  const Buffer scratch(b, ops::sample_scratch_bytes(b, kVocab));
+  for (const int rows : {1, 16}) {
+    bench.line(fmt::format("argmax, {} rows of {}", rows, kVocab), rows * 4.0 * kVocab, 0, 20, [&] {
+      ops::argmax_rows(b, {.logits = logits.as<float>(),
+                           .stride = kVocab,
+                           .num_rows = rows,
+                           .shard_rows = kVocab,
+                           .valid_vocab = kVocab,
+                           .out = best.as<ops::ArgmaxResult>()});
+    });
+    for (const auto& [name, p] :
+         {std::pair{"temperature", ops::SampleParams{.temperature = 1}},
+          {"top-k 20, top-p 0.95",
+           ops::SampleParams{.temperature = 0.7f, .top_p = 0.95f, .top_k = 20}},
+          {"top-p 0.95", ops::SampleParams{.temperature = 1, .top_p = 0.95f}}}) {
+      const Buffer params(b, std::vector<ops::SampleParams>(static_cast<std::size_t>(rows), p));
+      bench.line(fmt::format("sample ({}), {} rows", name, rows), rows * 4.0 * kVocab, 0, 5, [&] {
+        ops::sample_rows(b, {.logits = logits.as<float>(),
+                             .stride = kVocab,
+                             .num_rows = rows,
+                             .valid_vocab = kVocab,
+                             .params = params.as<ops::SampleParams>(),
+                             .want_logprob = true,
+                             .out = best.as<ops::SampleResult>(),
+                             .scratch = scratch.as()});
+      });
+    }
+  }
+}
+
+void run() {
+  cuda::CudaBackend backend({});
+  fmt::print("{}\n", backend.description());
+  Bench bench(backend);
+  const std::size_t bytes = std::size_t{1} << 30;
+  const Buffer from(backend, bytes), to(backend, bytes);
+  backend.zero(from.as(), bytes);
+  bench.line("copy of 1 GiB, read and written", 2.0 * static_cast<double>(bytes), 0, 5,
+             [&] { backend.copy(to.as(), from.as(), bytes); });
+  bench_linears(bench);
+  using ops::RowClass;
+  bench_attention(bench, RowClass::kGenerated, 1, 1, 32768, 32768);
+  bench_attention(bench, RowClass::kGenerated, 1, 4, 4096, 32768);
+  bench_attention(bench, RowClass::kGenerated, 8, 1, 4096, 32768);
+  bench_attention(bench, RowClass::kGenerated, 8, 4, 4096, 32768);
+  bench_attention(bench, RowClass::kPrompt, 1, 512, 512, 4096);
+  bench_attention(bench, RowClass::kPrompt, 1, 2048, 4096, 4096);
+  bench_delta_rule(bench, RowClass::kGenerated, 1, 1, 1);
+  bench_delta_rule(bench, RowClass::kGenerated, 8, 1, 1);
+  bench_delta_rule(bench, RowClass::kGenerated, 8, 4, 3);
+  bench_delta_rule(bench, RowClass::kPrompt, 1, 512, 0);
+  bench_delta_rule(bench, RowClass::kPrompt, 4, 512, 0);
+  bench_rows(bench);
+}
+
+}  // namespace
+}  // namespace tandem
+
+int main() {
+  tandem::run();
+  return 0;
+}
