@@ -27,8 +27,14 @@ def snapshot(directory):
 
 
 class BadInputTest(TandemTest):
-    def setUp(self):
-        self.cases = 0
+    @classmethod
+    def setUpClass(cls):
+        cls.checkpoint_before = snapshot(CHECKPOINT)
+
+    @classmethod
+    def tearDownClass(cls):
+        # Through all those hard links.
+        assert snapshot(CHECKPOINT) == cls.checkpoint_before, "the original checkpoint was changed"
 
     def good_job(self, **sections):
         job = JobDir(self)
@@ -38,7 +44,6 @@ class BadInputTest(TandemTest):
 
     def refuse(self, name, job, code, *parts, args=(), limit_s=120, **how):
         """Runs the job; it must be refused with the code and the words, and leave the directory as it was."""
-        self.cases += 1
         with self.subTest(name):
             before = snapshot(job.path)
             self.assert_refused(job.run_job(*args, limit_s=limit_s, **how), code, *parts)
@@ -322,15 +327,6 @@ class BadInputTest(TandemTest):
         self.refuse("sixteen ranks", self.good_job(), 2, np=16)
         self.refuse("tensor against ranks", self.good_job(parallel={"tensor": 2}), 2, "mpirun")
         self.refuse("more than ranks", self.good_job(parallel={"tensor": 4}), 2, "parallel", np=2)
-
-    @classmethod
-    def tearDownClass(cls):
-        # The checkpoint of the source tree, through all those hard links.
-        assert snapshot(CHECKPOINT) == cls.checkpoint_before, "the original checkpoint was changed"
-
-    @classmethod
-    def setUpClass(cls):
-        cls.checkpoint_before = snapshot(CHECKPOINT)
 
 
 if __name__ == "__main__":
