@@ -8,7 +8,7 @@ job=${1:-jobs/smoke.yaml}
 
 scripts/install_packages.sh
 if command -v nvidia-smi >/dev/null || command -v nvcc >/dev/null; then
-  echo "quickstart: there is CUDA on this machine, but no CUDA backend in this version; building for the CPU"
+  echo "quickstart: the CUDA backend is not finished in this version; building for the CPU"
 fi
 
 cmake --preset cpu
@@ -29,10 +29,11 @@ scripts/mpirun_job.sh -np 2 --tune configs/openmpi/tandem-mca.conf \
 
 echo
 build/cpu/tandem report "$result"
+((EUID != 0)) || as_root=" --allow-run-as-root"
 cat <<END
 
 The result file: $PWD/$result
-  what is in it        results/README.md
-  the paragraph for a paper   build/cpu/tandem report $result --methods
-  run it again         mpirun -np 2 build/cpu/tandem run $job
+  what is in it              results/README.md
+  the paragraph for a paper  build/cpu/tandem report $result --methods
+  run it again               mpirun${as_root:-} --oversubscribe -np 2 build/cpu/tandem run $job
 END
