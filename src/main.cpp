@@ -1,4 +1,7 @@
 // The subcommand table; maps an error to its exit code; nothing else.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +13,16 @@
 #include "cli/cli.h"
 
 namespace {
+
+// A closed standard stream gives its number to the next file opened, a result or a socket, and
+// every message would be written into that.
+void occupy_standard_streams() {
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd > STDERR_FILENO) ::close(fd);
+}
 
 // The rank that the launcher gave this process, before or without MPI; 0 outside a launcher.
 bool launched_as_rank_0() {
@@ -44,6 +57,7 @@ struct Dispatch {
 }  // namespace
 
 int main(int argc, char** argv) {
+  occupy_standard_streams();
   tandem::CommandLine command_line;
   try {
     command_line = tandem::parse_command_line(argc, argv);

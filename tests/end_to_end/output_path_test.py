@@ -9,7 +9,7 @@ import tempfile
 import time
 import unittest
 
-from tandem_job import JobDir, TandemTest, errors_in, h5py, read_rows, tokens_by_id
+from tandem_job import BINARY, LAUNCH_ENVIRONMENT, JobDir, TandemTest, errors_in, h5py, read_rows, tokens_by_id
 
 PROMPTS = [{"id": f"r{i}", "prompt": f"Item {i}:", "max_tokens": 24, "ignore_eos": True}
            for i in range(4)]
@@ -165,6 +165,15 @@ class OutputPathTest(TandemTest):
         self.assertEqual(sorted(os.listdir(job.path)), before)
         self.assert_code(job.run("plan", job.job), 0)
         self.assertEqual(sorted(os.listdir(job.path)), before)
+
+    def test_closed_standard_streams(self):
+        """Their numbers must not go to the result or a socket, where messages would end up."""
+        job = self.good_job()
+        command = f"exec '{BINARY}' run '{job.job}' <&- >&- 2>&-"
+        self.assertEqual(subprocess.run(["sh", "-c", command],
+                                        env={**os.environ, **LAUNCH_ENVIRONMENT}).returncode, 0)
+        self.assertEqual(len(read_rows(job.out)), len(PROMPTS))
+        self.assertEqual(job.temporaries(), [])
 
 
 if __name__ == "__main__":
