@@ -108,7 +108,7 @@ struct TransportSection {
 struct OutputSection {
   std::string file = "results/{job}-{time}.h5";  // absolute after loading; {job}, {time} filled in
   bool text = true;
-  int logprobs = 0;
+  int logprobs = 0;  // 1: the log-probability of each completion token
   bool steps = true;
   bool logit_hash = false;  // store a hash of each emitted token's fp32 logits
   double flush_every_s = 10;

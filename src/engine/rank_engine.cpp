@@ -14,6 +14,18 @@
 namespace tandem {
 namespace {
 
+DeviceMemory device_memory(AllocatorChoice choice) {
+  switch (choice) {
+    case AllocatorChoice::kManaged:
+      return DeviceMemory::kManaged;
+    case AllocatorChoice::kDevice:
+      return DeviceMemory::kDevice;
+    case AllocatorChoice::kAuto:
+      break;
+  }
+  return DeviceMemory::kAuto;
+}
+
 MemoryPlan make_plan(const RankEngineInputs& in, Backend& backend) {
   const MemorySampler sampler;
   const auto& place = in.layout.place();
@@ -79,7 +91,9 @@ RankEngine::RankEngine(const RankEngineInputs& in)
   phase("plan");
   in.world.together([&] {
     backend_ = make_backend(resolve_backend(in.job.backend),
-                            {.num_threads = threads_per_rank(in.layout.place())});
+                            {.num_threads = threads_per_rank(in.layout.place()),
+                             .device = in.layout.place().local_rank,
+                             .device_memory = device_memory(in.job.memory.allocator)});
     plan_ = std::make_unique<MemoryPlan>(make_plan(in, *backend_));
   });
   in.world.together([&] { *plan_ = agree_on_pages(in, std::move(*plan_), *backend_); });

@@ -66,7 +66,7 @@ run:
   concurrency: [1, 4]
   stall_timeout: 5m
 transport: {require: rdma}
-output: {file: results/{job}-{time}.h5, text: false, logprobs: 2, steps: false, flush_every: 0.5s}
+output: {file: results/{job}-{time}.h5, text: false, logprobs: 1, steps: false, flush_every: 0.5s}
 )");
   EXPECT_EQ(c.job, "four-tasks");
   EXPECT_EQ(c.model.path, "/models/Qwen3.8-27B");

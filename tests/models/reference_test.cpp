@@ -177,12 +177,20 @@ TEST(ReferenceModel, MtpLogitsAndHiddenStates) {
     batch.clear(ops::RowClass::kPrompt);
     batch.add_segment(0, 1);
     for (std::size_t i = 1; i < ids.size(); ++i) batch.add_row(ids[i]);
-    std::vector<float> output(hidden.size());
-    mtp.forward(engine.parts().context(), batch.view(), hidden.data(), output.data());
+    auto& backend = engine.parts().backend();
+    const auto bytes = hidden.size() * sizeof(float);
+    auto* input = static_cast<float*>(backend.allocate(bytes, MemoryKind::kHostVisible));
+    auto* output = static_cast<float*>(backend.allocate(bytes, MemoryKind::kHostVisible));
+    std::copy(hidden.begin(), hidden.end(), input);
+    mtp.forward(engine.parts().context(), batch.view(), input, output);
+    backend.copy(program.hidden(), output, bytes);
+    backend.synchronize();
     if (p == "p33") {
-      EXPECT_LE(relative_error(output, reference().floats("draft.p33.hidden")), kFp32Tolerance);
+      EXPECT_LE(relative_error({output, hidden.size()}, reference().floats("draft.p33.hidden")),
+                kFp32Tolerance);
     }
-    std::copy(output.begin(), output.end(), static_cast<float*>(program.hidden()));
+    backend.deallocate(input, bytes, MemoryKind::kHostVisible);
+    backend.deallocate(output, bytes, MemoryKind::kHostVisible);
     const auto expected = reference().floats("draft." + p + ".logits");
     // p130's are stored in half precision.
     EXPECT_LE(relative_error(engine.last_logits(static_cast<int>(n)), expected),

@@ -1,6 +1,7 @@
 #include "tests/support/engine_harness.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <utility>
@@ -29,6 +30,12 @@ JobConfig tiny_job() {
   JobConfig job;
   job.model.path = test_data("tiny-qwen3.8").string();
   job.backend = BackendChoice::kCpu;
+  // The same tests on a GPU: TANDEM_TEST_BACKEND=cuda. Managed memory, since they look at it.
+  if (const char* backend = std::getenv("TANDEM_TEST_BACKEND");
+      backend != nullptr && std::string(backend) == "cuda") {
+    job.backend = BackendChoice::kCuda;
+    job.memory.allocator = AllocatorChoice::kManaged;
+  }
   job.memory.reserve_bytes = 0;
   job.memory.kv_bytes = std::int64_t{64} << 20;
   job.scheduler.max_batched_tokens = 256;
@@ -98,6 +105,7 @@ std::vector<float> EngineHarness::prompt_pass(std::span<const std::int32_t> ids,
   if (program.drafter() != nullptr) {
     program.drafter()->observe_prompt(parts_->context(), batch.view(), program.hidden());
   }
+  parts_->backend().synchronize();
   last_rows_ = static_cast<int>(ids.size());
   return to_floats(TensorView(program.hidden(), shape.activations,
                               {last_rows_, program.model().hidden_width()}));
@@ -111,13 +119,15 @@ std::vector<float> EngineHarness::last_logits(int rows) {
   const auto row_bytes =
       model.hidden_width() *
       static_cast<std::int64_t>(dtype_bytes(parts_->plan().limits.shape.activations));
-  std::vector<float> part(static_cast<std::size_t>(shard.padded_rows));
+  // The sampler's place for logits: the device can write it, the host can read it.
+  float* part = program.logits();
   std::vector<float> all(static_cast<std::size_t>(shard.padded_rows * ranks));
   std::vector<float> out;
   for (int r = last_rows_ - rows; r < last_rows_; ++r) {
     model.logits(parts_->context(), static_cast<const std::byte*>(program.hidden()) + r * row_bytes,
-                 1, part.data());
-    parts_->comm().all_gather(part.data(), all.data(),
+                 1, part);
+    parts_->backend().synchronize();
+    parts_->comm().all_gather(part, all.data(),
                               shard.padded_rows * static_cast<std::int64_t>(sizeof(float)));
     out.insert(out.end(), all.begin(), all.begin() + shard.vocab_size);
   }
