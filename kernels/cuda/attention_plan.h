@@ -12,7 +12,7 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kSpanPartitions = 4;
+inline constexpr int kSpanPartitions = 2;
 inline constexpr int kSpanTokens = kSpanPartitions * ops::kAttentionPartition;
 
 enum class AttentionPath {

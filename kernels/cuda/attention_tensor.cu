@@ -94,19 +94,29 @@ __device__ __forceinline__ void score_keys(const ops::PagedAttentionArgs& a, con
       const int key = first + m * 16 + i * 8 + g;
       row[i] = key <= last_key ? keys + entries[key] : nullptr;
     }
-#pragma unroll 8
-    for (int d = 8 * t; d < (dim + 31) / 32 * 32; d += 32) {
-      Columns8 k[2] = {};
+    // Several steps' keys are under way at a time.
+    constexpr int kSteps = kTiles > 2 ? 4 : 8;
+    for (int batch = 0; batch < dim; batch += kSteps * 32) {
+      Columns8 k[kSteps][2] = {};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (row[i] == nullptr || d >= dim) continue;
-        const uint4 v = __ldg(reinterpret_cast<const uint4*>(row[i] + d));
-        k[i] = {{v.x, v.y, v.z, v.w}};
+      for (int step = 0; step < kSteps; ++step) {
+        const int d = batch + step * 32 + 8 * t;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (row[i] == nullptr || d >= dim) continue;
+          const uint4 v = __ldg(reinterpret_cast<const uint4*>(row[i] + d));
+          k[step][i] = {{v.x, v.y, v.z, v.w}};
+        }
       }
 #pragma unroll
-      for (int c = 0; c < kTiles; ++c) {
-        const uint4 v = *reinterpret_cast<const uint4*>(s.q + (c * 8 + g) * s.query_row + d);
-        mma_step(scores[m][c], k[0], k[1], {{v.x, v.y, v.z, v.w}});
+      for (int step = 0; step < kSteps; ++step) {
+        const int d = batch + step * 32 + 8 * t;
+        if (batch + step * 32 >= dim) break;
+#pragma unroll
+        for (int c = 0; c < kTiles; ++c) {
+          const uint4 v = *reinterpret_cast<const uint4*>(s.q + (c * 8 + g) * s.query_row + d);
+          mma_step(scores[m][c], k[step][0], k[step][1], {{v.x, v.y, v.z, v.w}});
+        }
       }
     }
   }
@@ -204,31 +214,38 @@ __device__ __forceinline__ void weigh_values(const ops::PagedAttentionArgs& a, c
                                              int t, float (&values)[2][kTiles][4]) {
   const int d = static_cast<int>(threadIdx.x / kWarp) * kWarpDims + 4 * g;
   const bf16* v_pages = static_cast<const bf16*>(a.pages.v_pages);
-#pragma unroll 4
-  for (int step = 0; step <= last_key; step += 16) {
-    // Keys 4t .. 4t+3 stand at the lane's four k indices.
-    uint2 v[4] = {};
+  constexpr int kSteps = 4;
+  for (int batch = 0; batch <= last_key; batch += kSteps * 16) {
+    // Keys 4t .. 4t+3 of a step stand at the lane's four k indices.
+    uint2 v[kSteps][4] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = step + 4 * t + i;
-      if (key <= last_key && d < a.pages.head_dim) {
-        v[i] = __ldg(reinterpret_cast<const uint2*>(v_pages + entries[key] + d));
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = batch + step * 16 + 4 * t + i;
+        if (key <= last_key && d < a.pages.head_dim) {
+          v[step][i] = __ldg(reinterpret_cast<const uint2*>(v_pages + entries[key] + d));
+        }
       }
     }
-    const auto pick = [&v](int i, int m) { return m == 0 ? v[i].x : v[i].y; };
 #pragma unroll
-    for (int c = 0; c < kTiles; ++c) {
-      const int at = (c * 8 + g) * kProbabilityRow + step + 4 * t;
-      const uint2 high = *reinterpret_cast<const uint2*>(s.high + at);
-      const uint2 low = *reinterpret_cast<const uint2*>(s.low + at);
+    for (int step = 0; step < kSteps; ++step) {
+      if (batch + step * 16 > last_key) break;
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        const uint32_t a0 = __byte_perm(pick(0, m), pick(1, m), 0x5410);
-        const uint32_t a1 = __byte_perm(pick(0, m), pick(1, m), 0x7632);
-        const uint32_t a2 = __byte_perm(pick(2, m), pick(3, m), 0x5410);
-        const uint32_t a3 = __byte_perm(pick(2, m), pick(3, m), 0x7632);
-        mma_m16n8k16(values[m][c], a0, a1, a2, a3, high.x, high.y);
-        mma_m16n8k16(values[m][c], a0, a1, a2, a3, low.x, low.y);
+      for (int c = 0; c < kTiles; ++c) {
+        const int at = (c * 8 + g) * kProbabilityRow + batch + step * 16 + 4 * t;
+        const uint2 high = *reinterpret_cast<const uint2*>(s.high + at);
+        const uint2 low = *reinterpret_cast<const uint2*>(s.low + at);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          const auto pick = [&](int i) { return m == 0 ? v[step][i].x : v[step][i].y; };
+          const uint32_t a0 = __byte_perm(pick(0), pick(1), 0x5410);
+          const uint32_t a1 = __byte_perm(pick(0), pick(1), 0x7632);
+          const uint32_t a2 = __byte_perm(pick(2), pick(3), 0x5410);
+          const uint32_t a3 = __byte_perm(pick(2), pick(3), 0x7632);
+          mma_m16n8k16(values[m][c], a0, a1, a2, a3, high.x, high.y);
+          mma_m16n8k16(values[m][c], a0, a1, a2, a3, low.x, low.y);
+        }
       }
     }
   }
@@ -283,7 +300,8 @@ __device__ __forceinline__ void for_each_value(const ops::PagedAttentionArgs& a,
   }
 }
 
-template <int kTiles>
+// kSplit: each span goes to scratch memory, to be joined later.
+template <int kTiles, bool kSplit>
 __device__ void attend_run(const ops::PagedAttentionArgs& a, const AttentionPlan& plan,
                            const Run& run, const Shared& s, int num_spans_of_table) {
   __shared__ std::int64_t entries[kKeys];
@@ -323,7 +341,7 @@ __device__ void attend_run(const ops::PagedAttentionArgs& a, const AttentionPlan
       weigh_values<kTiles>(a, s, entries, last_key, g, t, values);
       state.add(parts, values);
     }
-    if (plan.splits == 1) {
+    if constexpr (!kSplit) {
       total.add(state.parts, state.values);
       continue;
     }
@@ -337,7 +355,7 @@ __device__ void attend_run(const ops::PagedAttentionArgs& a, const AttentionPlan
           to[2 + d] = state.values[m][c][2 * i + j];
         });
   }
-  if (plan.splits > 1) return;
+  if constexpr (kSplit) return;
   for_each_value<kTiles>(a, plan, run, g, t,
                          [&](int c, int j, int m, int i, int d, const ColumnPlace& place) {
                            write_value<bf16>(a, first_row + place.row, place.head, d,
@@ -345,7 +363,7 @@ __device__ void attend_run(const ops::PagedAttentionArgs& a, const AttentionPlan
                          });
 }
 
-template <int kTiles>
+template <int kTiles, bool kSplit>
 __global__ void __launch_bounds__(kThreads)
     attention_tensor_kernel(ops::PagedAttentionArgs a, AttentionPlan plan, int num_spans_of_table) {
   extern __shared__ uint4 shared[];
@@ -366,7 +384,7 @@ __global__ void __launch_bounds__(kThreads)
       if (a.batch.row_slots[first_row + run.end] != run.slot) break;
       run.last_index = max(run.last_index, a.batch.positions[first_row + run.end]);
     }
-    attend_run<kTiles>(a, plan, run, s, num_spans_of_table);
+    attend_run<kTiles, kSplit>(a, plan, run, s, num_spans_of_table);
   }
 }
 
@@ -376,9 +394,11 @@ void run(const CudaBackend& backend, const ops::PagedAttentionArgs& args,
   const dim3 grid(static_cast<unsigned>(plan.row_blocks),
                   static_cast<unsigned>(args.pages.num_kv_heads * plan.head_blocks),
                   static_cast<unsigned>(plan.splits));
-  launch(backend, attention_tensor_kernel<kTiles>, grid, kThreads, plan.shared_bytes, args, plan,
-         static_cast<int>(
-             num_spans(std::int64_t{args.batch.pages_per_sequence} * args.batch.page_tokens)));
+  const auto spans = static_cast<int>(
+      num_spans(std::int64_t{args.batch.pages_per_sequence} * args.batch.page_tokens));
+  const auto kernel = plan.splits > 1 ? attention_tensor_kernel<kTiles, true>
+                                      : attention_tensor_kernel<kTiles, false>;
+  launch(backend, kernel, grid, kThreads, plan.shared_bytes, args, plan, spans);
 }
 
 }  // namespace

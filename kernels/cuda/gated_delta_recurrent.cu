@@ -9,6 +9,7 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kRecordThreads = 320;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kRowsAtOnce = 8;  // whose keys and queries wait in shared memory
 constexpr int kChains = 4;
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // Only after all heads are done: they replay the round that this overwrites. One block a row.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRecordThreads)
     gated_delta_record_kernel(const __grid_constant__ ops::GatedDeltaRuleArgs a, int max_rows) {
   const ops::Segment segment = a.batch.segments[blockIdx.x];
   const std::int64_t channels = a.shape.channels();
@@ -184,11 +185,14 @@ __global__ void __launch_bounds__(kThreads)
   for (int r = static_cast<int>(blockIdx.y); r < segment.num_rows; r += max_rows) {
     const std::int64_t row = segment.first_row + r;
     const std::int64_t record = std::int64_t{segment.slot} * a.state.max_round_rows + r;
-    const T* from = static_cast<const T*>(a.qkv) + row * channels;
-    T* to = static_cast<T*>(a.state.round_qkv) + record * channels;
-    for (std::int64_t i = threadIdx.x; i < channels; i += kThreads) to[i] = from[i];
+    // Widths are multiples of 16 elements.
+    const auto* from = reinterpret_cast<const int4*>(static_cast<const T*>(a.qkv) + row * channels);
+    auto* to = reinterpret_cast<int4*>(static_cast<T*>(a.state.round_qkv) + record * channels);
+    const auto pieces = static_cast<int>(channels * sizeof(T) / sizeof(int4));
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < pieces; i += kRecordThreads) to[i] = from[i];
     float* gates = a.state.round_gates + record * 2 * heads;
-    for (int h = static_cast<int>(threadIdx.x); h < heads; h += kThreads) {
+    for (int h = static_cast<int>(threadIdx.x); h < heads; h += kRecordThreads) {
       const GdnGate gate = gate_of_row(a, row, h);
       gates[h] = gate.g;
       gates[heads + h] = gate.beta;
@@ -211,7 +215,7 @@ void run(const CudaBackend& backend, const ops::GatedDeltaRuleArgs& args) {
   }
   const int rows = args.state.max_round_rows;
   launch(backend, gated_delta_record_kernel<T>, dim3(segments, static_cast<unsigned>(rows)),
-         kThreads, 0, args, rows);
+         kRecordThreads, 0, args, rows);
 }
 
 }  // namespace

@@ -38,11 +38,18 @@ struct LinearOrder {
 
 LinearOrder linear_order(const ops::LinearWeight& weight, DType x_dtype, int num_leaves);
 
+// The wide kernel's stages of shared memory: two steps of a block's outputs and rows each. Three of
+// the largest fit the smallest GPU's 99 KiB.
+inline constexpr int kWideStages = 3;
+inline constexpr int kWideColumns = 2 * kLinearStep;
+inline constexpr int kWideOuts = 128;
+
 enum class LinearKernel { kPlain, kNarrow, kWide };
 
 struct LinearPlan {
   LinearKernel kernel = LinearKernel::kPlain;
   int row_tiles = 1;  // kNarrow: tiles of 8 rows a block; kWide: tiles of 8 rows a warp
+  int out_tiles = 1;  // kNarrow: tiles of 16 outputs a block, which share what is loaded of x
   int warps = 1;      // kNarrow: of a block, which share its strands
   std::size_t shared_bytes = 0;
 };

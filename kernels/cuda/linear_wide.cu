@@ -1,5 +1,5 @@
 // Linears of many rows with BF16 weights: a block of 8 warps owns 128 outputs and 64 or 128 rows,
-// and streams steps of 32 columns of both through shared memory, several ahead. Its sums run in the
+// and streams stages of 64 columns of both through shared memory, two ahead. Its sums run in the
 // order of the narrow kernels: matrix instruction by matrix instruction along a strand, then
 // strands, then leaves.
 #include "kernels/cuda/device/leaf_tree.cuh"
@@ -13,29 +13,30 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kStages = 4;
-constexpr int kOuts = 128;    // of a block: four warps of 32
-constexpr int kOutTiles = 2;  // of a warp, 16 outputs each
+constexpr int kStages = kWideStages;
+constexpr int kOuts = kWideOuts;  // of a block: four warps of 32
+constexpr int kOutTiles = 2;      // of a warp, 16 outputs each
 constexpr int kRowWarps = 2;
-constexpr int kPieces = kLinearStep / 8;  // of 16 bytes, in a row of a step
+constexpr int kPieces = kWideColumns / 8;  // of 16 bytes, in a row of a stage
 
-// The steps of K in the order of summation.
-struct Steps {
+// The stages of K in the order of summation. A strand's last may be short; the products of columns
+// beyond it are zeros, which change no sum.
+struct Stages {
   int leaf = 0, strand = 0;
   std::int64_t k = 0, strand_end = 0;
 
-  __device__ explicit Steps(const LinearOrder& order)
+  __device__ explicit Stages(const LinearOrder& order)
       : strand_end(min(order.strand_columns, order.leaf_columns)) {}
 
   __device__ bool done(const LinearOrder& order) const { return leaf == order.num_leaves; }
-  __device__ bool ends_strand() const { return k + kLinearStep >= strand_end; }
+  __device__ bool ends_strand() const { return k + kWideColumns >= strand_end; }
   __device__ bool ends_leaf(const LinearOrder& order) const {
     return ends_strand() && strand == order.strands_per_leaf - 1;
   }
 
   __device__ void next(const LinearOrder& order) {
     if (!ends_strand()) {
-      k += kLinearStep;
+      k += kWideColumns;
       return;
     }
     if (++strand == order.strands_per_leaf) {
@@ -48,24 +49,31 @@ struct Steps {
   }
 };
 
-// Rows first .. first+kRows-1 of a matrix [num_rows, .] at one step, to shared memory [kRows][32].
-// Rows and columns that do not exist become zeros.
+// Where a piece of a row lies in a stage: odd rows change their halves over, so that the pieces
+// which a quarter of a warp reads from two neighbouring rows lie in different banks.
+__device__ __forceinline__ int place_of(int row, int piece) {
+  return row * kPieces + (piece ^ (row % 2 * (kPieces / 2)));
+}
+
+// Rows first .. first+kRows-1 of a matrix [num_rows, .] to a stage [kRows][64]. Rows and columns
+// that do not exist become zeros.
 template <int kRows>
 __device__ __forceinline__ void fetch_rows(const bf16* matrix, std::int64_t stride,
                                            std::int64_t first, std::int64_t num_rows,
-                                           const Steps& at, uint4* shared) {
+                                           const Stages& at, uint4* shared) {
 #pragma unroll
   for (int i = 0; i < kRows * kPieces / kThreads; ++i) {
     const int piece = static_cast<int>(threadIdx.x) + i * kThreads;
     const std::int64_t row = first + piece / kPieces;
     const std::int64_t column = at.k + piece % kPieces * 8;
     const bool exists = row < num_rows && column < at.strand_end;
-    copy_async16(shared + piece, matrix + (exists ? row * stride + column : 0), exists);
+    copy_async16(shared + place_of(piece / kPieces, piece % kPieces),
+                 matrix + (exists ? row * stride + column : 0), exists);
   }
 }
 
-__device__ __forceinline__ Columns8 read_piece(const uint4* shared, int row, int t) {
-  const uint4 v = shared[row * kPieces + t];
+__device__ __forceinline__ Columns8 read_piece(const uint4* shared, int row, int piece) {
+  const uint4 v = shared[place_of(row, piece)];
   return {{v.x, v.y, v.z, v.w}};
 }
 
@@ -83,10 +91,10 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t first_row = std::int64_t{blockIdx.x} * kRows;
   const std::int64_t first_out = std::int64_t{blockIdx.y} * kOuts;
 
-  const auto stage_of = [&](int step) {
-    return stages + step % kStages * (kOuts + kRows) * kPieces;
+  const auto stage_of = [&](int number) {
+    return stages + number % kStages * (kOuts + kRows) * kPieces;
   };
-  Steps ahead(order);
+  Stages ahead(order);
   int fetched = 0;
   const auto fetch_next = [&] {
     if (!ahead.done(order)) {
@@ -96,7 +104,7 @@ __global__ void __launch_bounds__(kThreads)
                         stage_of(fetched) + kOuts * kPieces);
       ahead.next(order);
     }
-    commit_async();  // empty groups too, so that the count of groups stays that of steps
+    commit_async();  // empty groups too, so that the count of groups stays that of stages
     ++fetched;
   };
   for (int i = 0; i < kStages - 1; ++i) fetch_next();
@@ -104,24 +112,28 @@ __global__ void __launch_bounds__(kThreads)
   float strand[kOutTiles][kRowTiles][4] = {};
   float leaf[kSums] = {};
   LeafTree<kSums> tree;
-  int step = 0;
-  for (Steps at(order); !at.done(order); at.next(order), ++step) {
+  int number = 0;
+  for (Stages at(order); !at.done(order); at.next(order), ++number) {
     wait_async<kStages - 2>();
     __syncthreads();  // all have the stage's data, and none still reads the one that is refilled
     fetch_next();
-    const uint4* w = stage_of(step);
+    const uint4* w = stage_of(number);
     const uint4* x = w + kOuts * kPieces;
-    Columns8 rows[kRowTiles];
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-      rows[r] = read_piece(x, row_of_warp + r * kLinearTileRows + g, t);
-    }
+    for (int half = 0; half < kWideColumns / kLinearStep; ++half) {
+      const int piece = half * (kLinearStep / 8) + t;
+      Columns8 rows[kRowTiles];
 #pragma unroll
-    for (int o = 0; o < kOutTiles; ++o) {
-      const int out = out_of_warp + o * kLinearTileOuts + g;
-      const Columns8 low = read_piece(w, out, t), high = read_piece(w, out + 8, t);
+      for (int r = 0; r < kRowTiles; ++r) {
+        rows[r] = read_piece(x, row_of_warp + r * kLinearTileRows + g, piece);
+      }
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) mma_step(strand[o][r], low, high, rows[r]);
+      for (int o = 0; o < kOutTiles; ++o) {
+        const int out = out_of_warp + o * kLinearTileOuts + g;
+        const Columns8 low = read_piece(w, out, piece), high = read_piece(w, out + 8, piece);
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) mma_step(strand[o][r], low, high, rows[r]);
+      }
     }
     if (!at.ends_strand()) continue;
     const bool first_strand = at.strand == 0;

@@ -82,6 +82,15 @@ __device__ __forceinline__ Rank rank_of(float logit, std::int32_t id) {
   return Rank{ordered} << 32 | (0xffffffffu - static_cast<std::uint32_t>(id));
 }
 
+__device__ __forceinline__ float logit_of(Rank rank) {
+  const auto ordered = static_cast<std::uint32_t>(rank >> 32);
+  return __uint_as_float((ordered >> 31) != 0 ? ordered ^ 0x80000000u : ~ordered);
+}
+
+__device__ __forceinline__ std::int32_t id_of(Rank rank) {
+  return static_cast<std::int32_t>(0xffffffffu - static_cast<std::uint32_t>(rank));
+}
+
 // One row and its filter.
 struct Row {
   const float* logits = nullptr;
@@ -134,23 +143,31 @@ __device__ Weight fill_histogram(const Row& row, Rank cut, Rank prefix, int shif
   return total;
 }
 
+// The sum of the values of all threads up to and including this one.
+__device__ Weight block_scan(Weight own) {
+  __shared__ Weight of_warp[kWarps];
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  Weight up_to = own;
+#pragma unroll
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const Weight left = __shfl_up_sync(kAllLanes, up_to, distance);
+    if (lane >= distance) up_to += left;
+  }
+  __syncthreads();  // the array may still be read from a scan before
+  if (lane == kWarp - 1) of_warp[threadIdx.x / kWarp] = up_to;
+  __syncthreads();
+  for (int w = 0; w < static_cast<int>(threadIdx.x / kWarp); ++w) up_to += of_warp[w];
+  return up_to;
+}
+
 // The bin that the target-th unit falls into, 1 <= target <= sum of the histogram.
 __device__ Digit find_digit(const Weight* histogram, Weight target) {
-  __shared__ Weight of_warp[kWarps];
   __shared__ Digit found;
   // Thread 0 takes the last bins.
   const int first = kBins - 1 - static_cast<int>(threadIdx.x) * kBinsOfThread;
   Weight own = 0;
   for (int i = 0; i < kBinsOfThread; ++i) own += histogram[first - i];
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  Weight up_to = own;
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    const Weight left = __shfl_up_sync(kAllLanes, up_to, distance);
-    if (lane >= distance) up_to += left;
-  }
-  if (lane == kWarp - 1) of_warp[threadIdx.x / kWarp] = up_to;
-  __syncthreads();
-  for (int w = 0; w < static_cast<int>(threadIdx.x / kWarp); ++w) up_to += of_warp[w];
+  const Weight up_to = block_scan(own);
   Weight before = up_to - own;
   if (before < target && target <= up_to) {
     for (int i = 0; i < kBinsOfThread; ++i) {
@@ -185,74 +202,230 @@ __device__ Rank find_cut(const Row& row, Rank cut, Weight* histogram, const Targ
     target -= digit.before;
     if (shift != 32) continue;
     // One logit is left, perhaps of several ids: are all needed?
-    const auto ordered = static_cast<std::uint32_t>(prefix >> 32);
-    const float logit = __uint_as_float((ordered >> 31) != 0 ? ordered ^ 0x80000000u : ~ordered);
-    const Weight each = measure<kMeasure>(row, logit);
+    const Weight each = measure<kMeasure>(row, logit_of(prefix));
     if (target + each > digit.inside) return max(cut, prefix);
   }
   return max(cut, prefix);
 }
 
-__device__ Rank filter(const Row& row, Weight* histogram) {
+__device__ Weight top_p_target(float top_p, Weight total) {
+  const double wanted = ceil(static_cast<double>(top_p) * static_cast<double>(total));
+  return max(Weight{1}, static_cast<Weight>(max(wanted, 0.0)));  // at least one id
+}
+
+__device__ bool has_top_k(const Row& row) {
+  return row.params.top_k > 0 && row.params.top_k < row.n;
+}
+
+// The cut of a row's filters, over the whole row.
+__device__ Rank cut_of_row(const Row& row, Weight* histogram) {
   Rank cut = 0;
-  if (row.params.top_k > 0 && row.params.top_k < row.n) {
+  if (has_top_k(row)) {
     const auto k = static_cast<Weight>(row.params.top_k);
     cut = find_cut<Measure::kCount>(row, cut, histogram, [k](Weight) { return k; });
   }
   if (row.params.top_p < 1.0f) {
-    const double p = row.params.top_p;
-    cut = find_cut<Measure::kProbability>(row, cut, histogram, [p](Weight total) {
-      const double wanted = ceil(p * static_cast<double>(total));
-      return max(Weight{1}, static_cast<Weight>(max(wanted, 0.0)));  // at least one id
-    });
+    const float p = row.params.top_p;
+    cut = find_cut<Measure::kProbability>(row, cut, histogram,
+                                          [p](Weight total) { return top_p_target(p, total); });
   }
   return cut;
 }
 
-// The kept id with the largest x + Gumbel noise; kNoId when nothing is kept.
-__device__ std::int32_t draw(const Row& row, Rank cut) {
-  // Noise has an upper end. Rounding is monotonic: an id that would lose with it loses.
-  const float largest_noise = -logf(-logf(uniform01(0xffffffffu)));
-  Best best;
+// The first ids of a row, sorted.
+struct Pool {
+  static constexpr int kSize = 2048;
+  Rank* ranks = nullptr;  // [kSize], shared memory; 0 behind the last
+  int size = 0;
+  Weight row_weight = 0;  // of all ids of the row
+};
+
+__device__ void sort_descending(Rank* ranks) {
+  for (int width = 2; width <= Pool::kSize; width *= 2) {
+    for (int distance = width / 2; distance > 0; distance /= 2) {
+      __syncthreads();
+      const int thread = static_cast<int>(threadIdx.x);
+      const int i = thread / distance * 2 * distance + thread % distance;
+      const Rank a = ranks[i], b = ranks[i + distance];
+      if ((a < b) == ((i & width) == 0)) {
+        ranks[i] = b;
+        ranks[i + distance] = a;
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// The ids of as many leading digits as fit; none if the first digit has too many. `shared`:
+// [kBins].
+__device__ Pool collect_pool(const Row& row, Weight* shared) {
+  static_assert(Pool::kSize == 2 * kThreads &&
+                sizeof(Weight) * kBins >=
+                    sizeof(Rank) * Pool::kSize + sizeof(std::uint32_t) * kBins);
+  constexpr int kDigitShift = 52;
+  __shared__ int first_digit, size, next;
+  __shared__ Weight row_weight;
+  Pool pool{.ranks = shared};
+  auto* counts = reinterpret_cast<std::uint32_t*>(shared + Pool::kSize);
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) counts[i] = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < Pool::kSize; i += kThreads) pool.ranks[i] = 0;
+  if (threadIdx.x == 0) {
+    first_digit = kBins;
+    size = next = 0;
+    row_weight = 0;
+  }
+  __syncthreads();
+  Weight weight = 0;
+#pragma unroll 4
+  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < row.n; i += kThreads) {
+    const float logit = row.logits[i];
+    if (!(logit > -kInfinity)) continue;
+    weight += measure<Measure::kProbability>(row, logit);
+    atomicAdd(counts + (rank_of(logit, i) >> kDigitShift), 1u);
+  }
+  atomicAdd(&row_weight, weight);
+  __syncthreads();
+  // Digits from the last down, while their ids fit.
+  const int last = kBins - 1 - static_cast<int>(threadIdx.x) * kBinsOfThread;
+  Weight own = 0;
+  for (int i = 0; i < kBinsOfThread; ++i) own += counts[last - i];
+  Weight up_to = block_scan(own) - own;
+  for (int i = 0; i < kBinsOfThread; ++i) {
+    up_to += counts[last - i];
+    if (up_to > Pool::kSize) break;
+    atomicMin(&first_digit, last - i);
+    atomicMax(&size, static_cast<int>(up_to));
+  }
+  __syncthreads();
+  const Rank least = static_cast<Rank>(first_digit) << kDigitShift;
+#pragma unroll 4
+  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < row.n && size > 0;
+       i += kThreads) {
+    const float logit = row.logits[i];
+    if (!(logit > -kInfinity)) continue;
+    const Rank rank = rank_of(logit, i);
+    if (rank >= least) pool.ranks[atomicAdd(&next, 1)] = rank;  // sorted below
+  }
+  sort_descending(pool.ranks);
+  pool.size = size;
+  pool.row_weight = row_weight;
+  return pool;
+}
+
+// The number of leading ids that a row's filters keep; 0 if the pool is too small to tell.
+__device__ int kept_of_pool(const Row& row, const Pool& pool) {
+  __shared__ int kept;
+  __syncthreads();
+  if (threadIdx.x == 0) kept = 0;
+  int limit = pool.size;
+  Weight total = pool.row_weight;
+  // Two neighbours a thread.
+  const int first = 2 * static_cast<int>(threadIdx.x);
+  const auto weight = [&](int i) {
+    return i < limit ? measure<Measure::kProbability>(row, logit_of(pool.ranks[i])) : Weight{0};
+  };
+  if (has_top_k(row)) {
+    if (row.params.top_k > pool.size) return 0;
+    limit = row.params.top_k;
+    if (row.params.top_p >= 1.0f) return limit;
+    __shared__ Weight of_top_k;
+    const Weight up_to = block_scan(weight(first) + weight(first + 1));
+    if (threadIdx.x == kThreads - 1) of_top_k = up_to;
+    __syncthreads();
+    total = of_top_k;
+  }
+  const Weight target = top_p_target(row.params.top_p, total);
+  const Weight second = block_scan(weight(first) + weight(first + 1));
+  const Weight up_to_first = second - weight(first + 1);
+  const Weight before = up_to_first - weight(first);
+  if (before < target && target <= second) kept = target <= up_to_first ? first + 1 : first + 2;
+  __syncthreads();
+  return kept;
+}
+
+// Gumbel's largest of x + noise among ids that come one after the other. Most lose without their
+// noise being computed: it exceeds d only if -log u < e^-d, and -log u >= 1 - u.
+class Draw {
+ public:
+  __device__ explicit Draw(const Row& row) : row_(row) {}
+
+  __device__ void add(float logit, std::int32_t id, std::uint32_t bits) {
+    const float x = row_.x(logit);
+    const float weight = expf(x);
+    // e^x is the probability over the largest one's.
+    if (weight < row_.params.min_p) return;
+    const float u = uniform01(bits);
+    if (1.0f - u > weight * limit_) return;
+    const float score = x - logf(-logf(u));
+    if (score > best_.value) limit_ = expf(-score) * kMargin;
+    best_.add(score, id);
+  }
+  __device__ std::int32_t winner() const { return block_best(best_).id; }
+
+ private:
+  static constexpr float kMargin = 1.001f;  // far more than the functions' errors
+  const Row& row_;
+  Best best_;
+  float limit_ = kInfinity;  // e^-best
+};
+
+// Among the ids at or above the cut; kNoId when nothing is kept.
+__device__ std::int32_t draw_from_row(const Row& row, Rank cut) {
+  Draw draw(row);
   for (std::int32_t first = 4 * static_cast<std::int32_t>(threadIdx.x); first < row.n;
        first += 4 * kThreads) {
+    const auto bits = random_block(row.params.key, row.params.position, RngPurpose::kSample,
+                                   static_cast<std::uint32_t>(first) / 4);
 #pragma unroll
     for (std::int32_t j = 0; j < 4; ++j) {
       const std::int32_t id = first + j;
       if (id >= row.n) break;
       const float logit = row.logits[id];
-      if (!(logit > -kInfinity) || rank_of(logit, id) < cut) continue;
-      const float x = row.x(logit);
-      // e^x is the probability over the largest one's.
-      if (expf(x) < row.params.min_p || x + largest_noise < best.value) continue;
-      const std::uint32_t bits = random_bits(row.params.key, row.params.position,
-                                             RngPurpose::kSample, static_cast<std::uint32_t>(id));
-      best.add(x - logf(-logf(uniform01(bits))), id);
+      if (logit > -kInfinity && rank_of(logit, id) >= cut) draw.add(logit, id, bits[j]);
     }
   }
-  return block_best(best).id;
+  return draw.winner();
 }
 
-// log sum_i e^(logit_i - max), each thread its ids in ascending order, then threads as a tree.
+__device__ std::int32_t draw_from_pool(const Row& row, const Pool& pool, int kept) {
+  Draw draw(row);
+  for (int i = static_cast<int>(threadIdx.x); i < kept; i += kThreads) {
+    const std::int32_t id = id_of(pool.ranks[i]);
+    draw.add(logit_of(pool.ranks[i]), id,
+             random_bits(row.params.key, row.params.position, RngPurpose::kSample,
+                         static_cast<std::uint32_t>(id)));
+  }
+  return draw.winner();
+}
+
+__device__ std::int32_t draw_filtered(const Row& row, Weight* shared) {
+  if (!has_top_k(row) && row.params.top_p >= 1.0f) return draw_from_row(row, 0);
+  const Pool pool = collect_pool(row, shared);
+  const int kept = kept_of_pool(row, pool);
+  if (kept > 0) return draw_from_pool(row, pool, kept);
+  return draw_from_row(row, cut_of_row(row, shared));
+}
+
+// log sum_i e^(logit_i - max), at temperature 1.
 __device__ float log_sum(const Row& row) {
-  __shared__ double sums[kThreads];
-  double sum = 0;
+  __shared__ Weight total;
+  __syncthreads();
+  if (threadIdx.x == 0) total = 0;
+  __syncthreads();
+  Weight sum = 0;
 #pragma unroll 4
   for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x); i < row.n; i += kThreads) {
     const float logit = row.logits[i];
-    if (logit > -kInfinity) sum += expf(logit - row.max);
+    if (logit > -kInfinity) sum += __float2ull_rn(expf(logit - row.max) * kWeightUnit);
   }
-  sums[threadIdx.x] = sum;
-  for (int width = kThreads / 2; width > 0; width /= 2) {
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < width) sums[threadIdx.x] += sums[threadIdx.x + width];
-  }
+  atomicAdd(&total, sum);
   __syncthreads();
-  return static_cast<float>(log(sums[0]));
+  return static_cast<float>(log(static_cast<double>(total) / double{kWeightUnit}));
 }
 
 __global__ void __launch_bounds__(kThreads) sample_rows_kernel(ops::SampleRowsArgs a) {
-  __shared__ Weight histogram[kBins];
+  __shared__ Weight histogram[kBins];  // or a pool
   Row row{.logits = a.logits + blockIdx.x * a.stride,
           .n = static_cast<std::int32_t>(a.valid_vocab),
           .params = a.params[blockIdx.x]};
@@ -261,7 +434,7 @@ __global__ void __launch_bounds__(kThreads) sample_rows_kernel(ops::SampleRowsAr
   std::int32_t id = largest.id;
   // An infinite maximum leaves no distribution to draw from.
   if (row.params.temperature > 0.0f && !isinf(row.max)) {
-    const std::int32_t drawn = draw(row, filter(row, histogram));
+    const std::int32_t drawn = draw_filtered(row, histogram);
     if (drawn != kNoId) id = drawn;
   }
   float logprob = 0;

@@ -30,15 +30,19 @@ constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> c
   return counter;
 }
 
-// 32 random bits for element `index` (a token id, say) of the draw at `position`.
+// 32 random bits for each of the elements 4 * block .. 4 * block + 3 of the draw at `position`.
+constexpr std::array<std::uint32_t, 4> random_block(RngKey key, std::uint32_t position,
+                                                    RngPurpose purpose, std::uint32_t block) {
+  const std::uint64_t mixed = key.seed ^ (key.request * 0x9E3779B97F4A7C15ull);
+  return philox4x32({block, position, static_cast<std::uint32_t>(purpose),
+                     static_cast<std::uint32_t>(key.request >> 32)},
+                    {static_cast<std::uint32_t>(mixed), static_cast<std::uint32_t>(mixed >> 32)});
+}
+
+// The same for element `index` (a token id, say).
 constexpr std::uint32_t random_bits(RngKey key, std::uint32_t position, RngPurpose purpose,
                                     std::uint32_t index) {
-  const std::uint64_t mixed = key.seed ^ (key.request * 0x9E3779B97F4A7C15ull);
-  const auto out =
-      philox4x32({index / 4, position, static_cast<std::uint32_t>(purpose),
-                  static_cast<std::uint32_t>(key.request >> 32)},
-                 {static_cast<std::uint32_t>(mixed), static_cast<std::uint32_t>(mixed >> 32)});
-  return out[index % 4];
+  return random_block(key, position, purpose, index / 4)[index % 4];
 }
 
 // Uniform in (0, 1): 23 bits, offset by half a step, so that neither end is reached (a 24-bit value
