@@ -10,7 +10,7 @@ using ops::WeightFormat;
 // Short enough that several warps share an output, long enough that their sums are few. Also bounds
 // the error of the matrix units, which truncate where fp32 rounds.
 constexpr std::int64_t kStrandColumns = 512;
-constexpr int kMaxWarps = 8;
+constexpr int kMaxWarps = 16;
 constexpr int kMaxNarrowRows = 32;
 
 std::int64_t divide_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
@@ -27,11 +27,6 @@ std::int64_t scale_columns(const ops::LinearWeight& w) {
   }
 }
 
-// FP4 kernels find a lane's scale by a shift.
-bool scales_by_shift(const ops::LinearWeight& w) {
-  return w.block_cols >= 8 && (w.block_cols & (w.block_cols - 1)) == 0;
-}
-
 bool tensor_path_serves(const ops::LinearWeight& w, DType x_dtype, int num_leaves) {
   if (x_dtype != DType::kBF16 || w.format == WeightFormat::kF32) return false;
   const std::int64_t leaf = w.in_features / num_leaves;
@@ -39,9 +34,9 @@ bool tensor_path_serves(const ops::LinearWeight& w, DType x_dtype, int num_leave
   if (w.in_features % 8 != 0 || leaf % 8 != 0) return false;
   switch (w.format) {
     case WeightFormat::kNvfp4:
-      return w.scale_dtype == DType::kF8E4M3 && scales_by_shift(w);
+      return w.scale_dtype == DType::kF8E4M3 && w.block_cols % 8 == 0;
     case WeightFormat::kMxfp4:
-      return w.scale_dtype == DType::kF8E8M0 && scales_by_shift(w);
+      return w.scale_dtype == DType::kF8E8M0 && w.block_cols % 8 == 0;
     case WeightFormat::kFp8Block:
     case WeightFormat::kInt8Group:
       return w.block_cols % kLinearStep == 0 && (num_leaves == 1 || leaf % w.block_cols == 0);
@@ -80,16 +75,12 @@ LinearPlan plan_linear(const LinearOrder& order, WeightFormat format, int num_ro
   }
   LinearPlan plan{.kernel = LinearKernel::kNarrow};
   plan.row_tiles = num_rows <= 8 ? 1 : num_rows <= 16 ? 2 : 4;
-  // From two tiles of rows on, x costs the second-level cache as much as the weights.
-  plan.out_tiles = plan.row_tiles > 1 ? 2 : 1;
-  const auto bytes = [&] {
-    return sizeof(float) * static_cast<std::size_t>(kLinearTileOuts * plan.out_tiles) *
-           static_cast<std::size_t>(kLinearTileRows * plan.row_tiles * order.num_strands());
+  const auto bytes = [&order](int row_tiles) {
+    return sizeof(float) * kLinearTileOuts * static_cast<std::size_t>(kLinearTileRows * row_tiles) *
+           static_cast<std::size_t>(order.num_strands());
   };
-  // Two blocks of a processor, if they can be had; in any case one.
-  if (bytes() > shared_limit_bytes / 2) plan.out_tiles = 1;
-  while (plan.row_tiles > 1 && bytes() > shared_limit_bytes) plan.row_tiles /= 2;
-  plan.shared_bytes = bytes();
+  while (plan.row_tiles > 1 && bytes(plan.row_tiles) > shared_limit_bytes) plan.row_tiles /= 2;
+  plan.shared_bytes = bytes(plan.row_tiles);
   const int strands = order.num_strands();
   plan.warps = static_cast<int>(divide_up(strands, divide_up(strands, kMaxWarps)));
   return plan;

@@ -49,7 +49,6 @@ enum class LinearKernel { kPlain, kNarrow, kWide };
 struct LinearPlan {
   LinearKernel kernel = LinearKernel::kPlain;
   int row_tiles = 1;  // kNarrow: tiles of 8 rows a block; kWide: tiles of 8 rows a warp
-  int out_tiles = 1;  // kNarrow: tiles of 16 outputs a block, which share what is loaded of x
   int warps = 1;      // kNarrow: of a block, which share its strands
   std::size_t shared_bytes = 0;
 };

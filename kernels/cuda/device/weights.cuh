@@ -7,7 +7,6 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <bit>
 #include <cstdint>
 
 #include "base/types.h"
@@ -85,28 +84,25 @@ __device__ inline float scale_at(const ops::LinearWeight& w, int64_t row, int64_
 }
 
 // kFormat's rows for the matrix units.
-//   Raw            eight codes as they lie in memory, with their scale where it is part of them
-//   Row(w, n)      where output n's codes lie
-//   row.load(k)    codes of columns k .. k+7; k is a multiple of 8
-//   columns(raw)   as bf16
-//   kSteps         steps of 16 outputs whose loads are under way together: some 32 registers
+//   Raw              eight codes as they lie in memory
+//   row(w, n)        where output n's codes begin
+//   load(row, k)     codes of columns k .. k+7; k is a multiple of 8
+//   columns(...)     as bf16
 template <ops::WeightFormat kFormat>
 struct WeightRows;
 
 template <>
 struct WeightRows<ops::WeightFormat::kBf16> {
   using Raw = uint4;
-  static constexpr int kSteps = 4;
-  struct Row {
-    const bf16* codes = nullptr;
-    Row() = default;
-    __device__ Row(const ops::LinearWeight& w, int64_t n)
-        : codes(static_cast<const bf16*>(w.data) + n * w.in_features) {}
-    __device__ __forceinline__ Raw load(int64_t k) const {
-      return load_once(reinterpret_cast<const uint4*>(codes + k));
-    }
-  };
-  static __device__ __forceinline__ Columns8 columns(const Raw& raw) {
+  static constexpr bool kScaledSums = false;
+  static __device__ const uint8_t* row(const ops::LinearWeight& w, int64_t n) {
+    return static_cast<const uint8_t*>(w.data) + n * w.in_features * 2;
+  }
+  static __device__ __forceinline__ Raw load(const uint8_t* row, int64_t k) {
+    return load_once(reinterpret_cast<const uint4*>(row + k * 2));
+  }
+  static __device__ __forceinline__ Columns8 columns(const ops::LinearWeight&, const Raw& raw,
+                                                     int64_t, int64_t) {
     return {{raw.x, raw.y, raw.z, raw.w}};
   }
 };
@@ -114,20 +110,18 @@ struct WeightRows<ops::WeightFormat::kBf16> {
 // Eight codes of one byte.
 struct ByteRows {
   using Raw = uint2;
-  static constexpr int kSteps = 8;
-  struct Row {
-    const uint8_t* codes = nullptr;
-    Row() = default;
-    __device__ Row(const ops::LinearWeight& w, int64_t n)
-        : codes(static_cast<const uint8_t*>(w.data) + n * w.in_features) {}
-    __device__ __forceinline__ Raw load(int64_t k) const {
-      return __ldg(reinterpret_cast<const uint2*>(codes + k));
-    }
-  };
+  static constexpr bool kScaledSums = true;
+  static __device__ const uint8_t* row(const ops::LinearWeight& w, int64_t n) {
+    return static_cast<const uint8_t*>(w.data) + n * w.in_features;
+  }
+  static __device__ __forceinline__ Raw load(const uint8_t* row, int64_t k) {
+    return __ldg(reinterpret_cast<const uint2*>(row + k));
+  }
 };
 
 struct E4m3Rows : ByteRows {
-  static __device__ __forceinline__ Columns8 columns(const Raw& raw) {
+  static __device__ __forceinline__ Columns8 columns(const ops::LinearWeight&, const Raw& raw,
+                                                     int64_t, int64_t) {
     return {{e4m3_pair(__byte_perm(raw.x, 0, 0x1404)), e4m3_pair(__byte_perm(raw.x, 0, 0x3424)),
              e4m3_pair(__byte_perm(raw.y, 0, 0x1404)), e4m3_pair(__byte_perm(raw.y, 0, 0x3424))}};
   }
@@ -138,7 +132,8 @@ struct Int8Rows : ByteRows {
   static __device__ __forceinline__ float value(uint32_t shifted, uint32_t selector) {
     return __uint_as_float(__byte_perm(shifted, 0x4b000000u, selector)) - 8388736.0f;
   }
-  static __device__ __forceinline__ Columns8 columns(const Raw& raw) {
+  static __device__ __forceinline__ Columns8 columns(const ops::LinearWeight&, const Raw& raw,
+                                                     int64_t, int64_t) {
     const uint32_t x = raw.x ^ 0x80808080u, y = raw.y ^ 0x80808080u;
     return {{pack_bf16(value(x, 0x7440), value(x, 0x7441)),
              pack_bf16(value(x, 0x7442), value(x, 0x7443)),
@@ -162,33 +157,25 @@ struct WeightRows<ops::WeightFormat::kInt8Channel> : Int8Rows {};
 // is exact in bf16.
 template <bool kE8m0>
 struct NibbleRows {
-  struct Raw {
-    uint32_t codes = 0;
-    uint8_t scale = 0;
-  };
-  static constexpr int kSteps = 16;
-  struct Row {
-    const uint8_t* codes = nullptr;
-    const uint8_t* scales = nullptr;
-    int scale_shift = 0;  // columns of a scale, as a power of two
-    Row() = default;
-    __device__ Row(const ops::LinearWeight& w, int64_t n)
-        : codes(static_cast<const uint8_t*>(w.data) + n * (w.in_features / 2)),
-          scales(static_cast<const uint8_t*>(w.scales) +
-                 n / w.block_rows * ((w.in_features + w.block_cols - 1) / w.block_cols)),
-          scale_shift(std::countr_zero(static_cast<unsigned>(w.block_cols))) {}
-    __device__ __forceinline__ Raw load(int64_t k) const {
-      return {__ldg(reinterpret_cast<const uint32_t*>(codes + k / 2)),
-              __ldg(scales + (k >> scale_shift))};
-    }
-  };
-  static __device__ __forceinline__ Columns8 columns(const Raw& raw) {
-    const float scale = kE8m0 ? e8m0_value(raw.scale) : e4m3_value(raw.scale);
+  using Raw = uint32_t;
+  static constexpr bool kScaledSums = false;
+  static __device__ const uint8_t* row(const ops::LinearWeight& w, int64_t n) {
+    return static_cast<const uint8_t*>(w.data) + n * (w.in_features / 2);
+  }
+  static __device__ __forceinline__ Raw load(const uint8_t* row, int64_t k) {
+    return __ldg(reinterpret_cast<const uint32_t*>(row + k / 2));
+  }
+  static __device__ __forceinline__ Columns8 columns(const ops::LinearWeight& w, const Raw& raw,
+                                                     int64_t n, int64_t k) {
+    const int64_t per_row = (w.in_features + w.block_cols - 1) / w.block_cols;
+    const uint8_t code = __ldg(static_cast<const uint8_t*>(w.scales) + n / w.block_rows * per_row +
+                               k / w.block_cols);
+    const float scale = kE8m0 ? e8m0_value(code) : e4m3_value(code);
     const uint32_t scales = (__float_as_uint(scale) >> 16) * 0x10001u;
-    return {{multiply_pairs(e2m1_pair(raw.codes & 0xffu), scales),
-             multiply_pairs(e2m1_pair((raw.codes >> 8) & 0xffu), scales),
-             multiply_pairs(e2m1_pair((raw.codes >> 16) & 0xffu), scales),
-             multiply_pairs(e2m1_pair(raw.codes >> 24), scales)}};
+    return {{multiply_pairs(e2m1_pair(raw & 0xffu), scales),
+             multiply_pairs(e2m1_pair((raw >> 8) & 0xffu), scales),
+             multiply_pairs(e2m1_pair((raw >> 16) & 0xffu), scales),
+             multiply_pairs(e2m1_pair(raw >> 24), scales)}};
   }
 };
 
