@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <vector>
 
 #include "base/clock.h"
@@ -15,10 +16,15 @@ constexpr std::int64_t kGatherPieceBytes = std::int64_t{1} << 28;  // MPI counts
 
 bool is_power_of_two(int size) { return std::has_single_bit(static_cast<unsigned>(size)); }
 
-// sum[i] = low[i] + high[i]. The operand order is that of the tree, so that even the payload of a
-// NaN comes out alike on all ranks. sum may be low or high.
+// sum[i] = low[i] + high[i]. The payload of a NaN sum would be that of either operand, and which
+// one the compiler picks depends on its flags and on the place in the array; it is made one value,
+// so that broken numbers too are the same on all ranks. sum may be low or high.
 void add_ordered(const float* low, const float* high, float* sum, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) sum[i] = low[i] + high[i];
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float value = low[i] + high[i];
+    sum[i] = value == value ? value : kNan;
+  }
 }
 
 class MpiDeviceComm final : public DeviceComm {
