@@ -8,7 +8,7 @@ job=${1:-jobs/smoke.yaml}
 
 scripts/install_packages.sh
 if command -v nvidia-smi >/dev/null || command -v nvcc >/dev/null; then
-  echo "quickstart: the CUDA backend is not finished in this version; building for the CPU"
+  echo "quickstart: this version runs jobs on the CPU; the CUDA backend is a build of its own (README.md, Limits)"
 fi
 
 cmake --preset cpu
