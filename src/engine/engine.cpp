@@ -223,6 +223,7 @@ void Engine::run_step(const StepPlan& plan) {
   record_.pages_in_use = scheduler_.pages().num_in_use();
   record_.waiting_requests = scheduler_.num_waiting();
   finished_.clear();
+  wait_for_device();
   apply_resets(plan);
   if (!plan.chunks.empty()) prompt_pass(plan);
   if (!plan.rounds.empty()) round_pass(plan);
@@ -242,6 +243,9 @@ void Engine::apply_resets(const StepPlan& plan) {
     if (!request.scheduled_s) request.scheduled_s = now_s();
   }
 }
+
+// The tables are read by what is enqueued; they may change only when that is done.
+void Engine::wait_for_device() { deps_.backend.synchronize(); }
 
 void Engine::write_page_table(const Sequence& seq) {
   std::int32_t* row = deps_.program.tables().page_table +
@@ -267,6 +271,7 @@ void Engine::prompt_pass(const StepPlan& plan) {
     if (program.drafter() != nullptr) {
       program.drafter()->observe_prompt(context_, batch.view(), program.hidden());
     }
+    wait_for_device();
     for (const auto& chunk : plan.chunks) {
       program.tables().pending_rows[chunk.seq->slot] = 0;
       if (chunk.save_snapshot != kNoSnapshot) {
@@ -313,6 +318,7 @@ void Engine::prompt_pass(const StepPlan& plan) {
 void Engine::round_pass(const StepPlan& plan) {
   auto& program = deps_.program;
   auto& batch = program.batch();
+  wait_for_device();
   batch.clear(ops::RowClass::kGenerated);
   params_.clear();
   for (const auto& entry : plan.rounds) {
@@ -337,6 +343,7 @@ void Engine::round_pass(const StepPlan& plan) {
   }
   auto tokens = sample_rows();
 
+  wait_for_device();
   draft_requests_.clear();
   for (std::size_t i = 0; i < plan.rounds.size(); ++i) {
     const auto& entry = plan.rounds[i];

@@ -120,6 +120,7 @@ class Engine {
   void finish(InFlight& request);
   void fail(const Request& request, const std::string& error_class, const std::string& text);
   RequestRecord make_record(const InFlight& request) const;
+  void wait_for_device();
   void write_page_table(const Sequence& seq);
   ops::SampleParams sample_params(const Sequence& seq, int position) const;
   std::span<const SampledToken> sample_rows();

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "kernels/backend.h"
+
 namespace tandem {
 
 class DeviceComm {
@@ -28,7 +30,8 @@ class DeviceComm {
   virtual double seconds_in_collectives() const = 0;
 };
 
-// The group of one rank: sums of one number, copies of one part.
-std::unique_ptr<DeviceComm> make_single_device_comm();
+// The group of one rank: sums of one number, copies of one part. Copies go through `backend` if
+// there is one (its memory may be out of the host's reach), which must outlive the result.
+std::unique_ptr<DeviceComm> make_single_device_comm(Backend* backend = nullptr);
 
 }  // namespace tandem

@@ -170,7 +170,7 @@ class NcclDeviceComm final : public DeviceComm {
 
 std::unique_ptr<DeviceComm> make_nccl_device_comm(const HostComm& group, Backend& backend,
                                                   StepBeacon* beacon) {
-  if (group.size() == 1) return make_single_device_comm();
+  if (group.size() == 1) return make_single_device_comm(&backend);
   TANDEM_CHECK(backend.kind() == BackendKind::kCuda);
   return std::make_unique<NcclDeviceComm>(group, static_cast<cuda::CudaBackend&>(backend), beacon);
 }

@@ -85,6 +85,7 @@ void MtpDrafter::draft(const LayerContext& context, std::span<const DraftRequest
 
 void MtpDrafter::catch_up(const LayerContext& context, std::span<const DraftRequest> requests,
                           const void* hidden) {
+  context.backend.synchronize();  // the arrays may still be read
   batch_.clear(ops::RowClass::kGenerated);
   for (const auto& request : requests) {
     const int first_row = batch_.num_rows();

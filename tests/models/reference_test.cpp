@@ -116,6 +116,7 @@ TEST(ReferenceModel, HiddenStatesOfEveryLayer) {
                              : layer == 4 ? "p33.final"
                                           : "p33.layer" + std::to_string(layer);
     seen.push_back(name);
+    engine.parts().backend().synchronize();
     EXPECT_LE(relative_error(to_floats(value), reference().floats(name)), kFp32Tolerance) << name;
   });
   engine.prompt_pass(ids);
