@@ -243,7 +243,10 @@ class JobRun {
     if (writer_ == nullptr) return;
     Passport more;
     more.set("backend", engine_parts_->backend().description());
-    more.set("transport", mpi_transport(layout_).name);
+    more.set("collectives", engine_parts_->comm().transport());
+    // What NCCL's messages take is not audited yet, so nothing is claimed about it.
+    const bool nccl = engine_parts_->backend().kind() == BackendKind::kCuda && layout_.tensor > 1;
+    more.set("transport", nccl ? "nccl, path unknown" : mpi_transport(layout_).name);
     more.set("load.bytes_read", stats.bytes_read);
     more.set("load.seconds", stats.seconds);
     more.set("memory.kv_pages", std::int64_t{plan.limits.shape.num_pages});

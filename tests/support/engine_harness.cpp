@@ -121,16 +121,19 @@ std::vector<float> EngineHarness::last_logits(int rows) {
       static_cast<std::int64_t>(dtype_bytes(parts_->plan().limits.shape.activations));
   // The sampler's place for logits: the device can write it, the host can read it.
   float* part = program.logits();
-  std::vector<float> all(static_cast<std::size_t>(shard.padded_rows * ranks));
+  const auto gathered_bytes = static_cast<std::size_t>(shard.padded_rows * ranks) * sizeof(float);
+  auto& backend = parts_->backend();
+  auto* all = static_cast<float*>(backend.allocate(gathered_bytes, MemoryKind::kHostVisible));
   std::vector<float> out;
   for (int r = last_rows_ - rows; r < last_rows_; ++r) {
     model.logits(parts_->context(), static_cast<const std::byte*>(program.hidden()) + r * row_bytes,
                  1, part);
-    parts_->backend().synchronize();
-    parts_->comm().all_gather(part, all.data(),
+    parts_->comm().all_gather(part, all,
                               shard.padded_rows * static_cast<std::int64_t>(sizeof(float)));
-    out.insert(out.end(), all.begin(), all.begin() + shard.vocab_size);
+    backend.synchronize();
+    out.insert(out.end(), all, all + shard.vocab_size);
   }
+  backend.deallocate(all, gathered_bytes, MemoryKind::kHostVisible);
   return out;
 }
 
