@@ -277,8 +277,9 @@ std::vector<JobKey> build_table() {
                "a file name; the only placeholders are {job} and {time}", TANDEM_FIELD(output.file),
                check_output_file),
       bool_key({"output.text", "store prompt and completion texts"}, TANDEM_FIELD(output.text)),
-      integer_key({"output.logprobs", "1: store each completion token's log-probability; 0: off", ""},
-                  TANDEM_FIELD(output.logprobs), {0, 1}),
+      integer_key(
+          {"output.logprobs", "1: store each completion token's log-probability; 0: off", ""},
+          TANDEM_FIELD(output.logprobs), {0, 1}),
       bool_key({"output.steps", "store one row per engine step and rank"},
                TANDEM_FIELD(output.steps)),
       bool_key({"output.logit_hash", "store a hash of each emitted token's fp32 logits"},
