@@ -196,7 +196,7 @@ TEST(JobFile, ResolvedYamlLoadsToTheSameJob) {
   c.prompts = {"/p/[x].jsonl", 5, ChatTemplateChoice::kNone, true};
   c.run = {RunMode::kBench, {3, 1}, 0, 7, DeterminismLevel::kRankInvariant, 0.1 + 3};
   c.transport = {TransportRequire::kAny};
-  c.output = {"/out/{job}-{time}.h5", false, 3, false, true, 1.0 / 3};
+  c.output = {"/out/{job}-{time}.h5", false, 1, false, true, 1.0 / 3};
 
   std::string yaml;
   for (const JobKey& key : job_keys()) {
