@@ -21,8 +21,6 @@ using testing::TempDir;
 constexpr std::int64_t kRows = 20'000;
 constexpr std::int64_t kTokens = 20;
 constexpr double kMostOfRaw = 1.3;
-// Generous for a busy two-core machine with -O1; here the whole run takes a few seconds.
-constexpr double kMostSeconds = 60;
 
 // The values alone, as a plain binary dump of the columns would hold them.
 double raw_bytes(const RequestRecord& r) {
@@ -59,7 +57,6 @@ double write_rows(const std::filesystem::path& file, std::int64_t per_flush) {
   const auto size = static_cast<double>(std::filesystem::file_size(file));
   std::cout << kRows << " rows, a flush every " << per_flush << ": " << size / 1e6 << " MB, "
             << size / raw << " of the raw bytes, " << took.count() << " s\n";
-  EXPECT_LT(took.count(), kMostSeconds);
   return size / raw;
 }
 
