@@ -11,26 +11,21 @@ import sys
 import time
 import unittest
 
-from tandem_job import JobDir, TandemTest, errors_in, read_rows, tokens_by_id
+from tandem_job import JobDir, TandemTest, enough_requests, errors_in, read_rows, tokens_by_id
 
 KILLS = int(os.environ.get("TANDEM_KILLS", "2"))
 SEED = int(os.environ.get("TANDEM_SEED", "1"))
 RANKS = 2
 LEAVE_LIMIT_S = 10
 PHASES = ("start-up", "load", "run", "writing")
-NUM_REQUESTS = 10
-
-PROMPTS = [{"id": f"r{i}", "prompt": f"Item {i}: value={i}, squared={i * i}, status=", "seed": i,
-            "max_tokens": 200 + 7 * i, "ignore_eos": True,
-            "temperature": 0.8 if i % 2 else 0.0} for i in range(NUM_REQUESTS)]
+# More requests than places, so that rows reach the file all the way through the job.
+SCHEDULER = {"max_sequences": 3, "max_batched_tokens": 64}
 
 
-def make_job(test):
-    job = JobDir(test)
-    job.write_prompts(PROMPTS)
-    # More requests than places, so that rows reach the file all the way through the job.
-    job.write_job(scheduler={"max_sequences": 3, "max_batched_tokens": 64})
-    return job
+def make_prompts(count):
+    return [{"id": f"r{i}", "prompt": f"Item {i}: value={i}, squared={i * i}, status=", "seed": i,
+             "max_tokens": 200 + 7 * (i % 10), "ignore_eos": True,
+             "temperature": 0.8 if i % 2 else 0.0} for i in range(count)]
 
 
 def finished_ids(job):
@@ -41,11 +36,12 @@ class KillTest(TandemTest):
     @classmethod
     def setUpClass(cls):
         case = cls("setUpClass")
-        job = make_job(case)
+        cls.num_requests = enough_requests(make_prompts, 10, scheduler=SCHEDULER)
+        job = case.make_job()
         finished = job.run_job(np=RANKS)
         case.assert_code(finished, 0)
         cls.reference = tokens_by_id(job.out)
-        case.assertEqual(len(cls.reference), NUM_REQUESTS)
+        case.assertEqual(len(cls.reference), cls.num_requests)
         job.out.unlink()
         # How long start-up takes on this machine today, until the output is opened.
         process = job.start_job(np=RANKS)
@@ -55,6 +51,12 @@ class KillTest(TandemTest):
         process.kill_all()
         process.wait()
         case.doCleanups()
+
+    def make_job(self):
+        job = JobDir(self)
+        job.write_prompts(make_prompts(self.num_requests))
+        job.write_job(scheduler=SCHEDULER)
+        return job
 
     def wait_for(self, job, process, condition):
         while not condition():
@@ -71,7 +73,7 @@ class KillTest(TandemTest):
             time.sleep(rng.uniform(0, 0.15))
             return
         self.wait_for(job, process, job.out.exists)
-        wanted = rng.randrange(0, NUM_REQUESTS - 1)
+        wanted = rng.randrange(0, self.num_requests - 1)
         self.wait_for(job, process, lambda: len(finished_ids(job)) >= wanted)
         if phase == "writing":  # a flush works on the temporary
             self.wait_for(job, process, lambda: "out.h5.tmp" in job.temporaries())
@@ -97,7 +99,7 @@ class KillTest(TandemTest):
         return None
 
     def check_kill(self, victim, phase, rng):
-        job = make_job(self)
+        job = self.make_job()
         process = job.start_job(np=RANKS)
         self.wait_for_moment(job, process, phase, rng)
         guarded = bool(job.temporaries())  # the lock is taken after the guard is up
@@ -128,7 +130,7 @@ class KillTest(TandemTest):
         if resume:
             self.assertEqual(sum(row.session == 1 for row in rows.values()), len(kept))
         self.assertEqual(job.temporaries(), [])
-        print(f"kill {victim:6} {phase:8} kept {len(kept):2} of {NUM_REQUESTS}, all left after "
+        print(f"kill {victim:6} {phase:8} kept {len(kept):2} of {self.num_requests}, all left after "
               f"{left_s:.2f} s", file=sys.stderr)
 
     def check_victim(self, victim):
@@ -144,7 +146,7 @@ class KillTest(TandemTest):
 
     def test_a_stopped_rank(self):
         """Silence instead of a closed connection: a host that hangs looks like this."""
-        job = make_job(self)
+        job = self.make_job()
         process = job.start_job(np=RANKS)
         self.wait_for(job, process, lambda: len(finished_ids(job)) >= 1)
         (pid,) = (pid for pid, rank in process.pids().items() if rank == 1)
@@ -155,7 +157,7 @@ class KillTest(TandemTest):
         self.assert_code(finished, 6)
         self.assertEqual(len(errors_in(finished.err)), 1, finished.err)
         self.assertRegex(finished.err, r"rank 1 on \S+ \(pid \d+\) is lost")
-        self.assertLess(len(finished_ids(job)), NUM_REQUESTS)
+        self.assertLess(len(finished_ids(job)), self.num_requests)
         self.assert_code(job.run_job("--resume", np=RANKS), 0)
         self.assertEqual(tokens_by_id(job.out), self.reference)
 

@@ -7,17 +7,20 @@ import time
 import unittest
 
 from checkpoint_copy import SHARD, copy_checkpoint, rewrite
-from tandem_job import JobDir, TandemTest, h5py, read_rows, tokens_by_id
+from tandem_job import JobDir, TandemTest, enough_requests, h5py, read_rows, tokens_by_id
 
-PROMPTS = [{"id": f"r{i}", "prompt": f"def square_{i}(x):\n    return ", "max_tokens": 120 + 10 * i,
-            "ignore_eos": True, "temperature": 0.8 * (i % 2)} for i in range(8)]
 BATCH = {"max_sequences": 2, "max_batched_tokens": 64}
+
+
+def make_prompts(count):
+    return [{"id": f"r{i}", "prompt": f"def square_{i}(x):\n    return ", "max_tokens": 120 + 10 * (i % 8),
+             "ignore_eos": True, "temperature": 0.8 * (i % 2)} for i in range(count)]
 
 
 class ResumeTest(TandemTest):
     def make_job(self, **sections):
         job = JobDir(self)
-        job.write_prompts(PROMPTS)
+        job.write_prompts(self.prompts)
         job.write_job(**{"scheduler": BATCH, **sections})
         return job
 
@@ -30,12 +33,13 @@ class ResumeTest(TandemTest):
             time.sleep(0.01)
         process.popen.send_signal(signal.SIGUSR1)  # mpirun passes this one on
         self.assert_code(process.wait(), 130)
-        self.assertLess(len(read_rows(job.out)), len(PROMPTS))
+        self.assertLess(len(read_rows(job.out)), len(self.prompts))
         return job
 
     @classmethod
     def setUpClass(cls):
         case = cls("setUpClass")
+        cls.prompts = make_prompts(enough_requests(make_prompts, 8, scheduler=BATCH))
         job = case.make_job()
         case.assert_code(job.run_job(), 0)
         cls.reference = tokens_by_id(job.out)
@@ -70,9 +74,10 @@ class ResumeTest(TandemTest):
     def test_bench_mode(self):
         bench = {"run": {"mode": "bench", "concurrency": [1, 2], "warmup": 1, "repeats": 2}}
         job = self.make_job(**bench)
-        job.write_prompts([{**p, "max_tokens": 30} for p in PROMPTS])
+        prompts = [{**p, "max_tokens": 30} for p in self.prompts]
+        job.write_prompts(prompts)
         process = job.start_job()
-        while not job.out.exists() or len(read_rows(job.out)) < 2 * len(PROMPTS) + 3:
+        while not job.out.exists() or len(read_rows(job.out)) < 2 * len(prompts) + 3:
             self.assertIsNone(process.popen.poll(), process.output()[1])
             time.sleep(0.01)
         process.popen.send_signal(signal.SIGKILL)
@@ -80,9 +85,9 @@ class ResumeTest(TandemTest):
         kept = read_rows(job.out)
         self.assert_code(job.run_job("--resume"), 0)
         rows = read_rows(job.out)
-        self.assertEqual(len(rows), 2 * 3 * len(PROMPTS))
+        self.assertEqual(len(rows), 2 * 3 * len(prompts))
         self.assertEqual({key for key, row in rows.items() if row.session == 1}, set(kept))
-        for prompt in PROMPTS:
+        for prompt in prompts:
             self.assertEqual(len({row.tokens for key, row in rows.items() if key[0] == prompt["id"]}), 1)
 
     def test_complete_file(self):
@@ -111,14 +116,14 @@ class ResumeTest(TandemTest):
         self.refuse(job, "model.activation_dtype", args=("--set", "model.activation_dtype=fp32"))
         self.refuse(job, "ranks: the file has '1', this run '2'", np=2)
 
-        job.write_prompts([{**PROMPTS[0], "prompt": "other"}, *PROMPTS[1:]])
+        job.write_prompts([{**self.prompts[0], "prompt": "other"}, *self.prompts[1:]])
         self.refuse(job, "prompt 'r0'")
-        job.write_prompts([{**PROMPTS[0], "max_tokens": 9}, *PROMPTS[1:]])
+        job.write_prompts([{**self.prompts[0], "max_tokens": 9}, *self.prompts[1:]])
         self.refuse(job, "prompt 'r0'")
-        job.write_prompts(PROMPTS[1:] + [{**PROMPTS[0], "id": "new"}])
+        job.write_prompts(self.prompts[1:] + [{**self.prompts[0], "id": "new"}])
         self.refuse(job, "prompt 'new': not in the file", "prompt 'r0': only in the file")
         # The order of the lines is nobody's business.
-        job.write_prompts(PROMPTS[::-1])
+        job.write_prompts(self.prompts[::-1])
         self.assert_code(job.run_job("--resume"), 0)
         self.assertEqual(tokens_by_id(job.out), self.reference)
 
@@ -152,7 +157,7 @@ class ResumeTest(TandemTest):
         job = self.interrupted_job(np=2, run={"determinism": "rank_invariant"})
         self.assert_code(job.run_job("--resume"), 0)
         rows = read_rows(job.out)
-        self.assertEqual(len(rows), len(PROMPTS))
+        self.assertEqual(len(rows), len(self.prompts))
         self.assertEqual({row.session for row in rows.values()}, {1, 2})
         alone = self.make_job(run={"determinism": "rank_invariant"})
         self.assert_code(alone.run_job(), 0)

@@ -6,34 +6,37 @@ import signal
 import time
 import unittest
 
-from tandem_job import SOURCE, JobDir, TandemTest, h5py, read_rows, tokens_by_id
+from tandem_job import SOURCE, JobDir, TandemTest, enough_requests, h5py, read_rows, tokens_by_id
 
 WRAPPER = SOURCE / "scripts/mpirun_job.sh"
-NUM_REQUESTS = 10
-PROMPTS = [{"id": f"r{i}", "prompt": f"class Stack{i}:\n    def ", "max_tokens": 150 + 20 * i,
-            "ignore_eos": True, "temperature": 0.7 * (i % 2)} for i in range(NUM_REQUESTS)]
+SCHEDULER = {"max_sequences": 3, "max_batched_tokens": 64}
 
 
-def make_job(test):
-    job = JobDir(test)
-    job.write_prompts(PROMPTS)
-    job.write_job(scheduler={"max_sequences": 3, "max_batched_tokens": 64})
-    return job
+def make_prompts(count):
+    return [{"id": f"r{i}", "prompt": f"class Stack{i}:\n    def ", "max_tokens": 150 + 20 * (i % 10),
+             "ignore_eos": True, "temperature": 0.7 * (i % 2)} for i in range(count)]
 
 
 class SignalTest(TandemTest):
     @classmethod
     def setUpClass(cls):
         case = cls("setUpClass")
+        cls.num_requests = enough_requests(make_prompts, 10, scheduler=SCHEDULER)
         cls.reference = {}
         for np in (None, 2):
-            job = make_job(case)
+            job = case.make_job()
             case.assert_code(job.run_job(np=np), 0)
             cls.reference[np] = tokens_by_id(job.out)
         case.doCleanups()
 
+    def make_job(self):
+        job = JobDir(self)
+        job.write_prompts(make_prompts(self.num_requests))
+        job.write_job(scheduler=SCHEDULER)
+        return job
+
     def start_and_wait_for_rows(self, rows=2, **how):
-        job = make_job(self)
+        job = self.make_job()
         process = job.start_job(**how)
         while not job.out.exists() or len(read_rows(job.out)) < rows:
             self.assertIsNone(process.popen.poll(), process.output()[1])
@@ -43,7 +46,7 @@ class SignalTest(TandemTest):
     def check_saved_and_resumed(self, job, np, status="interrupted"):
         kept = tokens_by_id(job.out)
         self.assertGreaterEqual(len(kept), 2)
-        self.assertLess(len(kept), NUM_REQUESTS)
+        self.assertLess(len(kept), self.num_requests)
         with h5py.File(job.out) as f:
             self.assertEqual(f["passport"].attrs["exit_status"], status)
         self.assert_code(job.run_job("--resume", np=np), 0)
@@ -93,7 +96,7 @@ class SignalTest(TandemTest):
         self.assertEqual(job.temporaries(), [])
 
     def test_during_load(self):
-        job = make_job(self)
+        job = self.make_job()
         process = job.start_job()
         while not job.out.exists():
             time.sleep(0.001)

@@ -6,6 +6,7 @@ as CTest sets it: TANDEM_BINARY, TANDEM_MPIRUN."""
 import atexit
 import collections
 import json
+import math
 import os
 import pathlib
 import re
@@ -40,6 +41,7 @@ LAUNCH_ENVIRONMENT = {
     "PRTE_MCA_hwloc_default_binding_policy": "none", "OMP_NUM_THREADS": "1"}
 TAG = "TANDEM_TEST_JOB"  # environment variable that marks every process of a job
 LIMIT_S = 300
+SECONDS_TO_INTERRUPT = 2.5
 
 Finished = collections.namedtuple("Finished", "code out err seconds")
 Row = collections.namedtuple("Row", "tokens hashes finish session fields")
@@ -160,6 +162,24 @@ class JobDir:
 
     def temporaries(self):
         return sorted(p.name for p in self.path.glob("out.h5.*"))
+
+
+def enough_requests(make_prompts, start, **sections):
+    """How many of make_prompts(n) keep this machine busy for SECONDS_TO_INTERRUPT after the first rows are
+    on disk: a test that interrupts a job must not find it finished, however fast the machine."""
+    case = TandemTest("job_dir")
+    job = JobDir(case)
+    job.write_prompts(make_prompts(start))
+    job.write_job(**sections)
+    process = job.start_job()
+    while not job.out.exists() or not read_rows(job.out):
+        case.assertIsNone(process.popen.poll(), process.output()[1])
+        time.sleep(0.002)
+    first_s = time.monotonic()
+    case.assert_code(process.wait(), 0)
+    seconds = max(time.monotonic() - first_s, 0.05)
+    case.doCleanups()
+    return start * max(1, min(50, math.ceil(SECONDS_TO_INTERRUPT / seconds)))
 
 
 def read_rows(path):
