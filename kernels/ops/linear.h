@@ -12,6 +12,7 @@
 
 #include "base/types.h"
 #include "kernels/backend.h"
+#include "kernels/ops/batch_view.h"
 
 namespace tandem::ops {
 
@@ -46,6 +47,8 @@ struct LinearArgs {
   std::int64_t x_stride = 0;
   int num_rows = 0;
   LinearWeight weight;
+  // Prompt rows may be summed by other instructions than generated ones; the leaves are the same.
+  RowClass row_class = RowClass::kGenerated;
   int num_leaves = 1;            // power of two that divides K
   void* y = nullptr;             // [num_rows, N], row stride y_stride; must not alias x
   DType y_dtype = DType::kBF16;  // BF16 (one rounding at the end) or F32

@@ -4,6 +4,7 @@
 
 #include "base/types.h"
 #include "kernels/backend.h"
+#include "kernels/ops/batch_view.h"
 #include "layers/scratch.h"
 #include "parallel/device_comm.h"
 
@@ -13,7 +14,14 @@ struct LayerContext {
   Backend& backend;
   DeviceComm& comm;
   Scratch& scratch;
-  DType activations = DType::kBF16;  // BF16 (production) or F32
+  DType activations = DType::kBF16;                     // BF16 (production) or F32
+  ops::RowClass row_class = ops::RowClass::kGenerated;  // of the rows at work
+
+  LayerContext of_rows(ops::RowClass rows) const {
+    LayerContext context = *this;
+    context.row_class = rows;
+    return context;
+  }
 };
 
 // What sizes depend on; equal on all ranks, fixed for the life of the engine.

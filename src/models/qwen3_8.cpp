@@ -239,7 +239,8 @@ void Qwen38::observe(const LayerContext& context, int layer, const Stream& s, bo
   observer_(layer, TensorView(copy.residual, context.activations, {s.rows, config_.hidden_size}));
 }
 
-void Qwen38::forward(const LayerContext& context, const ops::BatchView& batch, void* hidden) {
+void Qwen38::forward(const LayerContext& caller, const ops::BatchView& batch, void* hidden) {
+  const LayerContext context = caller.of_rows(batch.row_class);
   const Scratch::Mark mark(context.scratch);
   const Stream s = take_stream(context, batch.num_rows, config_.hidden_size);
   embedding_->forward(context, batch.token_ids, s.rows, s.delta);
@@ -307,8 +308,9 @@ Qwen38Mtp::Qwen38Mtp(WeightBinder& binder, const ModelInputs& in, const VocabEmb
                         mtp_attention_config(config_))),
       norm_(binder.vector_f32("mtp.norm.weight", {config_.hidden_size})) {}
 
-void Qwen38Mtp::forward(const LayerContext& context, const ops::BatchView& batch,
-                        const void* hidden, void* hidden_out) {
+void Qwen38Mtp::forward(const LayerContext& caller, const ops::BatchView& batch, const void* hidden,
+                        void* hidden_out) {
+  const LayerContext context = caller.of_rows(batch.row_class);
   const Scratch::Mark mark(context.scratch);
   const Stream s = take_stream(context, batch.num_rows, config_.hidden_size);
   const std::int64_t h = config_.hidden_size;
