@@ -11,6 +11,7 @@ class SingleDeviceComm final : public DeviceComm {
   int rank() const override { return 0; }
   int size() const override { return 1; }
   const char* transport() const override { return "single"; }
+  bool capturable() const override { return true; }
   void all_reduce_tree_f32(float*, std::int64_t) override {}
   void all_gather(const void* send, void* recv, std::int64_t bytes_per_rank) override {
     if (send == recv) return;

@@ -18,6 +18,9 @@ class DeviceComm {
   virtual int size() const = 0;
   // For the passport and the plan: "single", "mpi", "nccl".
   virtual const char* transport() const = 0;
+  // Whether the collectives may be recorded into a device graph: they only enqueue work on the
+  // backend's stream and need no host when it is replayed.
+  virtual bool capturable() const = 0;
 
   // data: f32[n], in place. Sums over the ranks along the binary tree of determinism.md rule 2:
   // ((r0+r1)+(r2+r3))+((r4+r5)+(r6+r7)), in fp32, the same bits on every rank. A size that is no

@@ -43,6 +43,7 @@ class MpiDeviceComm final : public DeviceComm {
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
   const char* transport() const override { return "mpi"; }
+  bool capturable() const override { return false; }
   double seconds_in_collectives() const override { return seconds_; }
 
   void all_reduce_tree_f32(float* data, std::int64_t n) override {

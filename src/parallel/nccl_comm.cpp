@@ -104,6 +104,7 @@ class NcclDeviceComm final : public DeviceComm {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   const char* transport() const override { return "nccl"; }
+  bool capturable() const override { return true; }
 
   void all_reduce_tree_f32(float* data, std::int64_t n) override {
     const BeaconScope scope(beacon_, "all-reduce", WaitsForPeers::kYes);
