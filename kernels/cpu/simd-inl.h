@@ -42,6 +42,10 @@ inline constexpr int kParts = kLanes / kPartLanes;
 using Part = hn::Vec<PartTag>;
 
 struct F32x16 {
+  // Not left to the compiler: GCC gives a constructor it makes itself no target attribute, and on
+  // Arm then refuses to inline those of the parts. Leaves the parts uninitialized.
+  HWY_INLINE F32x16() {}
+
   Part part[kParts];
 };
 
