@@ -1,7 +1,11 @@
-// Which backends this binary has, and making one.
+// Which backends this binary has, making one, and what is asked of a device beside its work.
 #include "base/error.h"
 #include "kernels/backend.h"
+#include "kernels/device_sensors.h"
 #include "kernels/ops/dispatch.h"
+#if TANDEM_WITH_CUDA
+#include "kernels/cuda/sensors.h"
+#endif
 
 namespace tandem {
 
@@ -23,6 +27,22 @@ BackendKind default_backend() {
   return cuda::device_present() ? BackendKind::kCuda : BackendKind::kCpu;
 #else
   return BackendKind::kCpu;
+#endif
+}
+
+std::unique_ptr<DeviceSensors> make_device_sensors(const Backend& backend, std::string& why) {
+#if TANDEM_WITH_CUDA
+  if (backend.kind() == BackendKind::kCuda) return cuda::make_nvml_sensors(why);
+#endif
+  why = backend.kind() == BackendKind::kCpu ? "no GPU is used" : "no sensors of this backend";
+  return nullptr;
+}
+
+std::string device_library_text() {
+#if TANDEM_WITH_CUDA
+  return cuda::cuda_version_text();
+#else
+  return "not compiled in";
 #endif
 }
 

@@ -74,7 +74,7 @@ THIRD_PARTY = (
 )
 # Without a row here or above, a header with .h is refused: a new library needs a decision.
 SYSTEM = re.compile(r"^([a-z0-9_]+|(sys|net|netinet|arpa|linux|gnu)/[a-z0-9_-]+\.h|"
-                    r"(dirent|fcntl|ifaddrs|netdb|omp|poll|pthread|pwd|sched|signal|spawn|termios|time|unistd)\.h)$")
+                    r"(dirent|dlfcn|fcntl|ifaddrs|netdb|omp|poll|pthread|pwd|sched|signal|spawn|termios|time|unistd)\.h)$")
 
 # Only ops/dispatch.h and make_backend.cpp know which backends there are (one that is not compiled in
 # may be missing), and NCCL works on the CUDA backend's stream.

@@ -4,15 +4,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/ops/attention_prep.h"
 #include "kernels/ops/causal_conv.h"
+#include "kernels/ops/device_timer.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/gated_delta_rule.h"
 #include "kernels/ops/gated_rms_norm.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/matrix_rate.h"
+#include "kernels/ops/memory_sweep.h"
 #include "kernels/ops/paged_attention.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/sample.h"
@@ -42,5 +47,15 @@ void residual_rms_norm(CpuBackend& backend, const ops::ResidualRmsNormArgs& args
 void argmax_rows(CpuBackend& backend, const ops::ArgmaxRowsArgs& args);
 void sample_rows(CpuBackend& backend, const ops::SampleRowsArgs& args);
 std::size_t sample_scratch_bytes(const CpuBackend& backend, std::int64_t vocab);
+
+// Instruments: cpu/instruments.cpp and cpu/memory_sweep.cpp.
+inline constexpr int kSweepWays = 1;
+void sweep_fill(CpuBackend& backend, std::uint32_t* y, std::int64_t words);
+void sweep_sum(CpuBackend& backend, const ops::SweepArgs& args);
+void sweep_copy(CpuBackend& backend, const ops::SweepArgs& args);
+void sweep_add(CpuBackend& backend, const ops::SweepArgs& args);
+std::unique_ptr<ops::DeviceTimer> make_device_timer(CpuBackend& backend, ops::Submit submit,
+                                                    int calls, std::function<void()> work);
+ops::MatrixRate measure_matrix_rate(CpuBackend& backend, int n);
 
 }  // namespace tandem::cpu

@@ -5,15 +5,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/ops/attention_prep.h"
 #include "kernels/ops/causal_conv.h"
+#include "kernels/ops/device_timer.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/embedding.h"
 #include "kernels/ops/gated_delta_rule.h"
 #include "kernels/ops/gated_rms_norm.h"
 #include "kernels/ops/linear.h"
+#include "kernels/ops/matrix_rate.h"
+#include "kernels/ops/memory_sweep.h"
 #include "kernels/ops/paged_attention.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/sample.h"
@@ -42,5 +47,15 @@ void residual_rms_norm(CudaBackend& backend, const ops::ResidualRmsNormArgs& arg
 void argmax_rows(CudaBackend& backend, const ops::ArgmaxRowsArgs& args);
 void sample_rows(CudaBackend& backend, const ops::SampleRowsArgs& args);
 std::size_t sample_scratch_bytes(const CudaBackend& backend, std::int64_t vocab);
+
+// Instruments: cuda/instruments.cpp, cuda/matrix_rate.cpp and cuda/memory_sweep.cu.
+inline constexpr int kSweepWays = 4;
+void sweep_fill(CudaBackend& backend, std::uint32_t* y, std::int64_t words);
+void sweep_sum(CudaBackend& backend, const ops::SweepArgs& args);
+void sweep_copy(CudaBackend& backend, const ops::SweepArgs& args);
+void sweep_add(CudaBackend& backend, const ops::SweepArgs& args);
+std::unique_ptr<ops::DeviceTimer> make_device_timer(CudaBackend& backend, ops::Submit submit,
+                                                    int calls, std::function<void()> work);
+ops::MatrixRate measure_matrix_rate(CudaBackend& backend, int n);
 
 }  // namespace tandem::cuda
