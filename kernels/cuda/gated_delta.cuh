@@ -54,23 +54,27 @@ __device__ __forceinline__ float query_factor(int k_dim) {
   return 1.0f / sqrtf(static_cast<float>(k_dim));
 }
 
-// The rows of a slot's open block, per value head; ops::gdn_open_block_floats() counts them.
+// The rows of a slot's open block as they came, per value head; ops::gdn_open_block_floats() counts
+// them. From these the block's rows can be redone.
 struct OpenBlock {
-  float* k = nullptr;  // [64, k_dim]
-  float* n = nullptr;  // [64, v_dim]
-  float* c = nullptr;  // [64]
+  float* k = nullptr;     // [64, k_dim]
+  float* v = nullptr;     // [64, v_dim]
+  float* g = nullptr;     // [64]
+  float* beta = nullptr;  // [64]
 };
 
 __device__ __forceinline__ OpenBlock open_block_of(const ops::GatedDeltaRuleArgs& a, int slot,
                                                    int v_head) {
   const ops::GdnShape& shape = a.shape;
-  const std::int64_t per_head = std::int64_t{ops::kGdnBlock} * (shape.k_dim + shape.v_dim + 1);
+  const std::int64_t per_head = std::int64_t{ops::kGdnBlock} * (shape.k_dim + shape.v_dim + 2);
   float* base = a.state.open_block + (std::int64_t{slot} * shape.num_v_heads + v_head) * per_head;
-  return {base, base + ops::kGdnBlock * shape.k_dim,
-          base + ops::kGdnBlock * (shape.k_dim + shape.v_dim)};
+  float* v = base + ops::kGdnBlock * shape.k_dim;
+  float* g = v + ops::kGdnBlock * shape.v_dim;
+  return {base, v, g, g + ops::kGdnBlock};
 }
 
 void gated_delta_recurrent(const CudaBackend& backend, const ops::GatedDeltaRuleArgs& args);
 void gated_delta_blocks(const CudaBackend& backend, const ops::GatedDeltaRuleArgs& args);
+std::size_t gated_delta_blocks_scratch_bytes(const ops::GdnShape& shape, int max_rows);
 
 }  // namespace tandem::cuda

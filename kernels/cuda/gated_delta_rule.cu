@@ -4,8 +4,9 @@
 
 namespace tandem::cuda {
 
-std::size_t gated_delta_rule_scratch_bytes(const CudaBackend&, const ops::GdnShape&, int) {
-  return 256;  // registers and shared memory hold everything; no array has size zero
+std::size_t gated_delta_rule_scratch_bytes(const CudaBackend&, const ops::GdnShape& shape,
+                                           int max_rows) {
+  return gated_delta_blocks_scratch_bytes(shape, max_rows);
 }
 
 void gated_delta_rule(CudaBackend& backend, const ops::GatedDeltaRuleArgs& args) {

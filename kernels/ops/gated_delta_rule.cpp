@@ -20,9 +20,10 @@ void check_shape(const GdnShape& shape) {
 
 std::int64_t gdn_open_block_floats(const GdnShape& shape) {
   check_shape(shape);
-  // Per row of the block and value head: k^ [k_dim], n [v_dim], c. Keys of one key head are stored
-  // once for each of its value heads, so that heads stay independent of each other.
-  return std::int64_t{kGdnBlock} * shape.num_v_heads * (shape.k_dim + shape.v_dim + 1);
+  // Per row of the block and value head: a key [k_dim], a value [v_dim], at most two scalars. Keys
+  // of one key head are stored once for each of its value heads, so that heads stay independent of
+  // each other.
+  return std::int64_t{kGdnBlock} * shape.num_v_heads * (shape.k_dim + shape.v_dim + 2);
 }
 
 std::size_t gated_delta_rule_scratch_bytes(const Backend& backend, const GdnShape& shape,

@@ -39,8 +39,8 @@ struct GdnState {
   int max_round_rows = 0;
   // Open block of a prompt whose chunks end inside a block of 64 (only when chunks may be shorter
   // than that; nullptr otherwise, and then every segment must start on a multiple of 64):
-  // per sequence gdn_open_block_floats(shape) values: normed keys, pseudo-values and cumulative
-  // log-decays of the block's rows so far.
+  // per sequence gdn_open_block_floats(shape) values, with which a backend goes on where it was: of
+  // each of the block's rows so far a key, a value or pseudo-value, and its gates.
   float* open_block = nullptr;
 };
 
