@@ -92,7 +92,9 @@ CudaBackend::CudaBackend(const BackendOptions& options)
   limits_ = {.num_processors = properties.multiProcessorCount,
              .shared_bytes_per_block = properties.sharedMemPerBlockOptin,
              .compute_major = properties.major,
-             .compute_minor = properties.minor};
+             .compute_minor = properties.minor,
+             .warpgroup_products = properties.major == 9 && properties.minor == 0 &&
+                                   has_own_instructions(compiled_targets(), 9, 0)};
   int driver = 0, runtime = 0;
   TANDEM_CHECK_CUDA(cudaDriverGetVersion(&driver));
   TANDEM_CHECK_CUDA(cudaRuntimeGetVersion(&runtime));

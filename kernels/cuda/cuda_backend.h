@@ -15,11 +15,15 @@ namespace tandem::cuda {
 
 class Stream;
 
-// What a plan may depend on. Never the order of a sum: only how work is spread.
+// What a plan may depend on. Never the order of a sum, only how work is spread, but for the last.
 struct DeviceLimits {
   int num_processors = 0;                  // streaming multiprocessors
   std::size_t shared_bytes_per_block = 0;  // after opting in
   int compute_major = 0, compute_minor = 0;
+  // Matrix products of four warps (wgmma), which only Hopper has, and code that uses them. The one
+  // member that decides an order of summation: that of prompt rows, which a GPU of another kind
+  // need not share.
+  bool warpgroup_products = false;
 };
 
 class CudaBackend final : public Backend {

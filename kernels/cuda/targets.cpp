@@ -56,6 +56,13 @@ TargetMatch match_target(std::string_view targets, int major, int minor) {
   return best;
 }
 
+bool has_own_instructions(std::string_view targets, int major, int minor) {
+  const std::vector<Target> list = parse(targets);
+  return std::any_of(list.begin(), list.end(), [&](const Target& t) {
+    return t.exact && t.machine_code && runs_on(t, major, minor);
+  });
+}
+
 std::string describe_targets(std::string_view targets) {
   std::string text;
   const auto add = [&text](std::string_view prefix, std::string_view version) {

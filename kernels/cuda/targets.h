@@ -18,6 +18,9 @@ enum class TargetMatch {
 // letter a again on its own only.
 TargetMatch match_target(std::string_view targets, int major, int minor);
 
+// Whether there is machine code with the instructions of that chip alone (the letter a).
+bool has_own_instructions(std::string_view targets, int major, int minor);
+
 // "sm_90a sm_121a compute_90"
 std::string describe_targets(std::string_view targets);
 

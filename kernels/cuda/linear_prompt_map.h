@@ -1,0 +1,17 @@
+// Maps of matrices for the copy engine, which fetches boxes of them into shared memory. A map is a
+// value: a kernel's parameter, and so part of a captured graph.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace tandem::cuda {
+
+// Of a matrix [rows, columns] of bf16 whose rows lie `stride` elements apart: data and rows on
+// multiples of 16 bytes. Boxes of box_rows x box_columns (of 128 bytes) are swizzled as
+// device/warpgroup.cuh says; what they reach beyond the matrix is zero.
+CUtensorMap tile_map(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t stride,
+                     int box_rows, int box_columns);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,37 @@
+#include "kernels/cuda/linear_prompt_plan.h"
+
+namespace tandem::cuda {
+namespace {
+
+using ops::WeightFormat;
+
+std::int64_t divide_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
+
+// Rounds in which the processors work off a product's tiles.
+std::int64_t rounds(std::int64_t outs, int num_rows, int tile_outs, int num_processors) {
+  return divide_up(divide_up(outs, tile_outs) * divide_up(num_rows, kPromptRows), num_processors);
+}
+
+}  // namespace
+
+bool prompt_tiles_serve(const DeviceLimits& limits, const LinearOrder& order,
+                        const ops::LinearWeight& weight) {
+  if (!limits.warpgroup_products || order.path != LinearPath::kTensor) return false;
+  // One matrix instruction's columns belong to one leaf.
+  if (order.leaf_columns % 16 != 0) return false;
+  return weight.format == WeightFormat::kBf16;
+}
+
+PromptTile prompt_tile_outs(const LinearOrder& order, const ops::LinearWeight& weight, int num_rows,
+                            int num_processors) {
+  if (order.num_leaves > 1 << prompt_tree_levels(128)) return PromptTile::k64;
+  if (order.num_leaves > 1) return PromptTile::k128;
+  // Twice the products in less than twice the time, for half the traffic between shared memory and
+  // the matrix units; but the last round of few tiles may leave most processors without any.
+  constexpr std::int64_t kWideCost = 7, kNarrowCost = 4;
+  const std::int64_t wide = rounds(weight.out_features, num_rows, 256, num_processors);
+  const std::int64_t narrow = rounds(weight.out_features, num_rows, 128, num_processors);
+  return wide * kWideCost <= narrow * kNarrowCost ? PromptTile::k256 : PromptTile::k128;
+}
+
+}  // namespace tandem::cuda
