@@ -1,130 +1,240 @@
 // The gated delta rule row by row, for generated rows. A column of the state (one value dimension)
-// never meets another, so two or four threads keep one column in registers for the whole round: it
-// is read once, replayed rows are applied, it is stored, and the new rows run on what the registers
-// hold. A thread sums over its 64 key dimensions in four interleaved chains, added as a tree; then
-// the threads of the column are added as a tree.
+// never meets another, so a lane keeps 16 keys of four neighbouring columns in registers for the
+// whole round: they are read once, all loads under way together, replayed rows are applied, they
+// are stored, and the new rows run on what the registers hold. A sum over keys is one chain in each
+// lane, then a tree over the lanes that share the columns.
+//
+// Everything that the rows of a round bring - keys, queries, values, gates, of replayed and of new
+// rows - is loaded while the state is on its way: a round waits for memory once, not once a row.
 #include "kernels/cuda/gated_delta.cuh"
 
 namespace tandem::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kRecordThreads = 320;
+constexpr int kThreads = 64;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kRowsAtOnce = 8;  // whose keys and queries wait in shared memory
-constexpr int kChains = 4;
-constexpr int kPart = 64;               // key dimensions of a thread
-constexpr int kPaddedPart = kPart + 4;  // in shared memory: the parts' broadcasts use other banks
+constexpr int kRecordThreads = 320;
+constexpr int kRowsAtOnce = 12;  // a round of six after six accepted rows
+constexpr int kGroup = 4;        // neighbouring columns of a lane
+constexpr int kPart = 16;        // keys of a lane
+// In shared memory: eight lanes that read the same of their parts use all banks once.
+constexpr int kPaddedPart = kPart + 4;
 
 struct RowInputs {
   float decay = 0, beta = 0;
 };
 
-// kParts: threads of a column; keys and queries are zero beyond k_dim.
+// kParts: lanes of a column. Keys and queries are zero beyond k_dim.
+template <int kParts>
+struct RoundShape {
+  static constexpr int kLaneGroups = kWarp / kParts;  // groups of columns of a warp
+  static constexpr int kWarpColumns = kLaneGroups * kGroup;
+  static constexpr int kColumns = kWarps * kWarpColumns;  // of a block
+  static constexpr int kVector = kParts * kPart;          // keys of a row
+};
+
 template <int kParts>
 struct RoundShared {
   float k[kRowsAtOnce][kParts * kPaddedPart];
   float q[kRowsAtOnce][kParts * kPaddedPart];
+  float v[kRowsAtOnce][RoundShape<kParts>::kColumns];
   RowInputs inputs[kRowsAtOnce];
 };
 
-template <class T, int kParts>
-class Column {
- public:
-  static constexpr int kColumns = kThreads / kParts;  // of a block
-  static constexpr int kWarpColumns = kWarp / kParts;
+__device__ __forceinline__ float4 widen4(const float* x) {
+  return *reinterpret_cast<const float4*>(x);
+}
+__device__ __forceinline__ float4 widen4(const bf16* x) {
+  const uint2 v = *reinterpret_cast<const uint2*>(x);
+  return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
+                     __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
+}
 
-  __device__ Column(const ops::GatedDeltaRuleArgs& a, RoundShared<kParts>& shared)
+__device__ __forceinline__ float4 scaled(const float4& x, float factor) {
+  return make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+}
+
+// sums += factor * x, each element by itself.
+__device__ __forceinline__ void add_scaled(float factor, const float4& x, float4& sums) {
+  sums.x = fmaf(factor, x.x, sums.x);
+  sums.y = fmaf(factor, x.y, sums.y);
+  sums.z = fmaf(factor, x.z, sums.z);
+  sums.w = fmaf(factor, x.w, sums.w);
+}
+
+template <class T, int kParts>
+class Columns {
+  using Shape = RoundShape<kParts>;
+
+ public:
+  __device__ Columns(const ops::GatedDeltaRuleArgs& a, RoundShared<kParts>& shared)
       : a_(a),
         shared_(shared),
         segment_(a.batch.segments[blockIdx.x]),
+        pending_(a.batch.pending_rows[segment_.slot]),
         v_head_(static_cast<int>(blockIdx.y)),
-        part_(static_cast<int>(threadIdx.x % kWarp) / kWarpColumns),
-        d_(static_cast<int>(blockIdx.z) * kColumns +
-           static_cast<int>(threadIdx.x / kWarp) * kWarpColumns +
-           static_cast<int>(threadIdx.x) % kWarpColumns),
-        exists_(d_ < a.shape.v_dim),
+        warp_(static_cast<int>(threadIdx.x) / kWarp),
+        lane_(static_cast<int>(threadIdx.x) % kWarp),
+        part_(lane_ / Shape::kLaneGroups),
+        first_column_(static_cast<int>(blockIdx.z) * Shape::kColumns),
+        column_(warp_ * Shape::kWarpColumns + lane_ % Shape::kLaneGroups * kGroup),
+        // Widths are multiples of 16.
+        exists_(first_column_ + column_ < a.shape.v_dim),
+        stored_(exists_ && part_ * kPart < a.shape.k_dim),
         head_(gdn_head(a.shape, v_head_)),
         record_(std::int64_t{segment_.slot} * a.state.max_round_rows) {}
 
+  // Rows 0 .. pending - 1 are replayed, the others new.
   __device__ void run() {
-    const ops::GdnShape& shape = a_.shape;
-    float* state = a_.state.s +
-                   (std::int64_t{segment_.slot} * shape.num_v_heads + v_head_) * shape.k_dim *
-                       std::int64_t{shape.v_dim} +
-                   std::int64_t{part_} * kPart * shape.v_dim + d_;
-    const int own = exists_ ? min(kPart, shape.k_dim - part_ * kPart) : 0;
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) s_[i] = i < own ? state[i * shape.v_dim] : 0.0f;
-    const int pending = a_.batch.pending_rows[segment_.slot];
-    run_rows<true>(pending);
-    if (pending > 0) {
-#pragma unroll
-      for (int i = 0; i < kPart; ++i) {
-        if (i < own) state[i * shape.v_dim] = s_[i];
+    load_state();
+    const int rows = pending_ + segment_.num_rows;
+    for (int first = 0; first < rows; first += kRowsAtOnce) {
+      const int n = min(kRowsAtOnce, rows - first);
+      __syncthreads();  // the rows before have been used
+      prepare(first, n);
+      __syncthreads();
+      for (int i = 0; i < n; ++i) {
+        const bool replayed = first + i < pending_;
+        const float4 out = step(i, replayed);
+        if (first + i == pending_ - 1) store_state();
+        if (replayed || !exists_ || part_ != 0) continue;
+        const std::int64_t row = std::int64_t{segment_.first_row} + first + i - pending_;
+        float* to = a_.out + (row * a_.shape.num_v_heads + v_head_) * a_.shape.v_dim;
+        *reinterpret_cast<float4*>(to + first_column_ + column_) = out;
       }
     }
-    run_rows<false>(segment_.num_rows);
   }
 
  private:
-  template <bool kReplay>
+  __device__ float* state() const {
+    const std::int64_t v_dim = a_.shape.v_dim;
+    return a_.state.s +
+           ((std::int64_t{segment_.slot} * a_.shape.num_v_heads + v_head_) * a_.shape.k_dim +
+            part_ * kPart) *
+               v_dim +
+           first_column_ + column_;
+  }
+
+  __device__ void load_state() {
+    const float* from = state();
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+      s_[i] = stored_ ? widen4(from + i * a_.shape.v_dim) : make_float4(0, 0, 0, 0);
+    }
+  }
+
+  __device__ void store_state() const {
+    if (!stored_) return;
+    float* to = state();
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) *reinterpret_cast<float4*>(to + i * a_.shape.v_dim) = s_[i];
+  }
+
   __device__ const T* qkv_of(int row) const {
     const std::int64_t channels = a_.shape.channels();
-    return kReplay ? static_cast<const T*>(a_.state.round_qkv) + (record_ + row) * channels
-                   : static_cast<const T*>(a_.qkv) + (segment_.first_row + row) * channels;
+    return row < pending_ ? static_cast<const T*>(a_.state.round_qkv) + (record_ + row) * channels
+                          : static_cast<const T*>(a_.qkv) +
+                                (std::int64_t{segment_.first_row} + row - pending_) * channels;
   }
 
-  template <bool kReplay>
+  // Rows first .. first + rows - 1 to shared memory.
   __device__ void prepare(int first, int rows) {
-    const int warp = static_cast<int>(threadIdx.x / kWarp);
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    const int k_dim = a_.shape.k_dim;
-    for (int i = warp; i < 2 * rows; i += kWarps) {
-      const T* qkv = qkv_of<kReplay>(first + i / 2);
-      const bool is_key = i % 2 == 0;
-      const T* x = qkv + (is_key ? head_.k : head_.q);
-      const float scale = norm_scale(x, k_dim) * (is_key ? 1.0f : query_factor(k_dim));
-      float* to = is_key ? shared_.k[i / 2] : shared_.q[i / 2];
-      for (int j = lane; j < kParts * kPart; j += kWarp) {
-        to[j / kPart * kPaddedPart + j % kPart] = j < k_dim ? load_float(x + j) * scale : 0.0f;
-      }
-    }
     if (static_cast<int>(threadIdx.x) < rows) {
       const int row = first + static_cast<int>(threadIdx.x);
-      const GdnGate gate = kReplay ? recorded_gate(a_, record_ + row, v_head_)
-                                   : gate_of_row(a_, segment_.first_row + row, v_head_);
+      const GdnGate gate =
+          row < pending_
+              ? recorded_gate(a_, record_ + row, v_head_)
+              : gate_of_row(a_, std::int64_t{segment_.first_row} + row - pending_, v_head_);
       shared_.inputs[threadIdx.x] = {expf(gate.g), gate.beta};
+    }
+    constexpr int kGroups = Shape::kColumns / kGroup;
+    for (int i = static_cast<int>(threadIdx.x); i < rows * kGroups; i += kThreads) {
+      const int column = i % kGroups * kGroup;
+      const bool exists = first_column_ + column < a_.shape.v_dim;
+      const T* v = qkv_of(first + i / kGroups) + head_.v + first_column_ + column;
+      *reinterpret_cast<float4*>(shared_.v[i / kGroups] + column) =
+          exists ? widen4(v) : make_float4(0, 0, 0, 0);
+    }
+    for (int i = warp_; i < 2 * rows; i += kWarps * kVectorsAtOnce) {
+      prepare_vectors(first, i, 2 * rows);
     }
   }
 
-  // Of the column's threads, each with four chains; all of them get it.
-  static __device__ __forceinline__ float column_sum(const float (&chains)[kChains]) {
-    float sum = (chains[0] + chains[1]) + (chains[2] + chains[3]);
+  // Keys (even vectors) and queries (odd ones) of a few rows, normed: vectors i, i + kWarps, ...
+  // below `end`, one at a time to a warp, but loaded together.
+  __device__ void prepare_vectors(int first, int i, int end) {
+    constexpr int kPieces = Shape::kVector / (kWarp * kGroup);
+    float4 x[kVectorsAtOnce][kPieces];
 #pragma unroll
-    for (int distance = kWarpColumns; distance < kWarp; distance *= 2) {
+    for (int n = 0; n < kVectorsAtOnce; ++n) {
+      const int vector = i + n * kWarps;
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        const int d = (p * kWarp + lane_) * kGroup;
+        const bool exists = vector < end && d < a_.shape.k_dim;
+        const std::int64_t head = vector % 2 == 0 ? head_.k : head_.q;
+        x[n][p] = exists ? widen4(qkv_of(first + vector / 2) + head + d) : make_float4(0, 0, 0, 0);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kVectorsAtOnce; ++n) {
+      const int vector = i + n * kWarps;
+      if (vector >= end) break;
+      float squares = 0;
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        squares = fmaf(x[n][p].x, x[n][p].x, squares);
+        squares = fmaf(x[n][p].y, x[n][p].y, squares);
+        squares = fmaf(x[n][p].z, x[n][p].z, squares);
+        squares = fmaf(x[n][p].w, x[n][p].w, squares);
+      }
+      const bool is_key = vector % 2 == 0;
+      const float norm = 1.0f / sqrtf(warp_sum(squares) + 1e-6f);
+      const float factor = is_key ? norm : norm * query_factor(a_.shape.k_dim);
+      float* to = is_key ? shared_.k[vector / 2] : shared_.q[vector / 2];
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        const int d = (p * kWarp + lane_) * kGroup;
+        *reinterpret_cast<float4*>(to + d / kPart * kPaddedPart + d % kPart) =
+            scaled(x[n][p], factor);
+      }
+    }
+  }
+
+  // Over the lanes of a column; all of them get it.
+  static __device__ __forceinline__ float column_sum(float sum) {
+#pragma unroll
+    for (int distance = Shape::kLaneGroups; distance < kWarp; distance *= 2) {
       sum += __shfl_xor_sync(kAllLanes, sum, distance);
     }
     return sum;
   }
 
-  // One row on the column; returns its output.
-  __device__ __forceinline__ float step(int row, float v) {
+  static __device__ __forceinline__ float4 column_sums(const float4& x) {
+    return make_float4(column_sum(x.x), column_sum(x.y), column_sum(x.z), column_sum(x.w));
+  }
+
+  // One row on the columns; its outputs, unless it is replayed.
+  __device__ __forceinline__ float4 step(int row, bool replayed) {
     const float decay = shared_.inputs[row].decay, beta = shared_.inputs[row].beta;
     const auto* k = reinterpret_cast<const float4*>(shared_.k[row] + part_ * kPaddedPart);
     const auto* q = reinterpret_cast<const float4*>(shared_.q[row] + part_ * kPaddedPart);
-    float read[kChains] = {}, out[kChains] = {};
+    float4 read = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < kPart; i += 4) {
       const float4 key = k[i / 4];
       const float keys[4] = {key.x, key.y, key.z, key.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        s_[i + j] *= decay;
-        read[j] = fmaf(keys[j], s_[i + j], read[j]);
+        s_[i + j] = scaled(s_[i + j], decay);
+        add_scaled(keys[j], s_[i + j], read);
       }
     }
-    const float u = beta * (v - column_sum(read));
+    read = column_sums(read);
+    const float4 v = *reinterpret_cast<const float4*>(shared_.v[row] + column_);
+    const float4 u = make_float4(beta * (v.x - read.x), beta * (v.y - read.y),
+                                 beta * (v.z - read.z), beta * (v.w - read.w));
+    float4 out = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < kPart; i += 4) {
       const float4 key = k[i / 4], query = q[i / 4];
@@ -132,47 +242,35 @@ class Column {
       const float queries[4] = {query.x, query.y, query.z, query.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        s_[i + j] = fmaf(keys[j], u, s_[i + j]);
-        out[j] = fmaf(queries[j], s_[i + j], out[j]);
+        add_scaled(keys[j], u, s_[i + j]);
+        add_scaled(queries[j], s_[i + j], out);
       }
     }
-    return column_sum(out);
+    return replayed ? out : column_sums(out);
   }
 
-  template <bool kReplay>
-  __device__ void run_rows(int rows) {
-    for (int first = 0; first < rows; first += kRowsAtOnce) {
-      const int n = min(kRowsAtOnce, rows - first);
-      __syncthreads();  // the rows before have been used
-      prepare<kReplay>(first, n);
-      __syncthreads();
-      for (int i = 0; i < n; ++i) {
-        const float v = exists_ ? load_float(qkv_of<kReplay>(first + i) + head_.v + d_) : 0.0f;
-        const float o = step(i, v);
-        if (kReplay || !exists_ || part_ != 0) continue;
-        const std::int64_t row = segment_.first_row + first + i;
-        a_.out[(row * a_.shape.num_v_heads + v_head_) * a_.shape.v_dim + d_] = o;
-      }
-    }
-  }
+  static constexpr int kVectorsAtOnce = 4;
 
   const ops::GatedDeltaRuleArgs& a_;
   RoundShared<kParts>& shared_;
   const ops::Segment segment_;
+  const int pending_;
   const int v_head_;
-  const int part_;  // which key dimensions
-  const int d_;     // the column
-  const bool exists_;
+  const int warp_, lane_;
+  const int part_;          // which keys
+  const int first_column_;  // of the block
+  const int column_;        // the first of the lane's, counted from there
+  const bool exists_, stored_;
   const GdnHead head_;
   const std::int64_t record_;
-  float s_[kPart];
+  float4 s_[kPart];
 };
 
 template <class T, int kParts>
 __global__ void __launch_bounds__(kThreads)
     gated_delta_recurrent_kernel(const __grid_constant__ ops::GatedDeltaRuleArgs a) {
   __shared__ __align__(16) RoundShared<kParts> shared;
-  Column<T, kParts>(a, shared).run();
+  Columns<T, kParts>(a, shared).run();
 }
 
 // Only after all heads are done: they replay the round that this overwrites. One block a row.
@@ -204,14 +302,17 @@ template <class T>
 void run(const CudaBackend& backend, const ops::GatedDeltaRuleArgs& args) {
   const auto segments = static_cast<unsigned>(args.batch.num_segments);
   const auto heads = static_cast<unsigned>(args.shape.num_v_heads);
-  const auto columns = [&](int parts) {
-    return dim3(segments, heads, blocks_for(args.shape.v_dim, kThreads / parts));
+  const auto strips = [&](int columns) {
+    return dim3(segments, heads, blocks_for(args.shape.v_dim, columns));
   };
-  static_assert(ops::kMaxGdnDim <= 4 * kPart);
-  if (args.shape.k_dim <= 2 * kPart) {
-    launch(backend, gated_delta_recurrent_kernel<T, 2>, columns(2), kThreads, 0, args);
+  constexpr int kNarrow = 8, kWide = 16;  // lanes of a column
+  static_assert(ops::kMaxGdnDim <= kWide * kPart);
+  if (args.shape.k_dim <= kNarrow * kPart) {
+    launch(backend, gated_delta_recurrent_kernel<T, kNarrow>, strips(RoundShape<kNarrow>::kColumns),
+           kThreads, 0, args);
   } else {
-    launch(backend, gated_delta_recurrent_kernel<T, 4>, columns(4), kThreads, 0, args);
+    launch(backend, gated_delta_recurrent_kernel<T, kWide>, strips(RoundShape<kWide>::kColumns),
+           kThreads, 0, args);
   }
   const int rows = args.state.max_round_rows;
   launch(backend, gated_delta_record_kernel<T>, dim3(segments, static_cast<unsigned>(rows)),
