@@ -32,11 +32,15 @@ struct StripShape {
   // neighbouring rows, of the pseudo-values every fourth.
   static constexpr int kStateRow = kColumns + 2;
   static constexpr int kValueRow = kColumns + 8;
-  // The next block's keys come while this block's are in use.
-  static constexpr int kKeyBuffers = sizeof(T) == 2 && kKeys <= kGdnNarrowKeys ? 2 : 1;
+  // Where there is room, the next block's keys come while this block's are in use, and its solve
+  // waits in shared memory.
+  static constexpr bool kFetchesAhead = sizeof(T) == 2 && kKeys <= kGdnNarrowKeys;
+  static constexpr int kKeyBuffers = kFetchesAhead ? 2 : 1;
   static constexpr int kRowsFloats = kBlock * kKeyRow<T, kKeys> * sizeof(T) / sizeof(float);
-  static constexpr int kFloats = (kKeyBuffers + 1) * kRowsFloats + kKeys * kStateRow +
-                                 kBlock * kValueRow + 2 * PreparedBlock::kFactors;
+  static constexpr int kSolveFloats = kFetchesAhead ? TriangleOperand::kFloats : 0;
+  static constexpr int kFloats = (kKeyBuffers + 1) * kRowsFloats + kSolveFloats +
+                                 2 * PreparedBlock::kFactors + kKeys * kStateRow +
+                                 kBlock * kValueRow;
 };
 
 template <class T, int kKeyDims>
@@ -63,6 +67,7 @@ class Strip {
     const auto take = [&shared](int count) { return shared += count, shared - count; };
     k_ = reinterpret_cast<T*>(take(Shape::kKeyBuffers * Shape::kRowsFloats));
     q_ = reinterpret_cast<T*>(take(Shape::kRowsFloats));
+    solve_ = take(Shape::kSolveFloats);
     factors_ = take(2 * PreparedBlock::kFactors);
     state_ = take(kKeys * Shape::kStateRow);
     values_ = take(kBlock * Shape::kValueRow);
@@ -72,13 +77,12 @@ class Strip {
   __device__ void run(int begin, int end) {
     load_keys(begin);
     load_queries(begin);
+    load_solve(begin);
     commit_async();
     load_state();
     bool folded = false;
     for (int block = begin; block < end; ++block) {
       rows_ = block_rows(segment_, block);
-      float4 solve[kMaxSteps];
-      load_operand(prepared(block).solve, solve);
       float v[Shape::kWarpTiles][4];
       load_values(v);
       wait_async<0>();
@@ -86,21 +90,27 @@ class Strip {
 
       float out[Shape::kWarpTiles][4] = {};
       read_state(block, v, out);
+      float4 operand[kMaxSteps];
+      if (!Shape::kFetchesAhead) load_operand(prepared(block).solve, operand);
       __syncthreads();
       if (block + 1 < end) {
-        if (Shape::kKeyBuffers > 1) load_keys(block + 1);
+        if (Shape::kFetchesAhead) load_keys(block + 1);
         load_queries(block + 1);
         commit_async();
       }
 
-      float4 attention[kMaxSteps];
-      load_operand(prepared(block).attention, attention);
       float n[Shape::kWarpTiles][4] = {};
-      multiply(solve, n);
-      __syncthreads();  // before n replaces x
+      if (Shape::kFetchesAhead) load_operand(solve_, operand);
+      multiply(operand, n);
+      load_operand(prepared(block).attention, operand);
+      __syncthreads();  // before n replaces x, and the next solve this one
       put_values(n);
+      if (Shape::kFetchesAhead && block + 1 < end) {
+        load_solve(block + 1);
+        commit_async();
+      }
       __syncthreads();
-      multiply(attention, out);
+      multiply(operand, out);
       store_out(out);
 
       const bool prompt_ends = is_last(rows_) && segment_.ends_prompt != 0;
@@ -108,7 +118,7 @@ class Strip {
         fold(block);
         folded = true;
       }
-      if (Shape::kKeyBuffers == 1 && block + 1 < end) {
+      if (!Shape::kFetchesAhead && block + 1 < end) {
         __syncthreads();  // the keys have been used
         load_keys(block + 1);
         commit_async();
@@ -147,6 +157,14 @@ class Strip {
     constexpr int kPieces = PreparedBlock::kFactors / 4;
     if (thread_ < kPieces) {
       copy_async16(factors(block) + 4 * thread_, prepared(block).factors + 4 * thread_, true);
+    }
+  }
+
+  __device__ void load_solve(int block) const {
+    if (!Shape::kFetchesAhead) return;
+    const float* from = prepared(block).solve;
+    for (int i = 4 * thread_; i < TriangleOperand::kFloats; i += 4 * kGdnThreads) {
+      copy_async16(solve_ + i, from + i, true);
     }
   }
 
@@ -360,6 +378,7 @@ class Strip {
   const int tile_, warp_column_;  // rows and columns of the warp, before the fold
   T* k_;                          // [kKeyBuffers][64][kKeyRow], raw
   T* q_;                          // [64][kKeyRow], raw
+  float* solve_;                  // a TriangleOperand, if the shape fetches ahead
   float* factors_;                // [2][PreparedBlock::kFactors]
   float* state_;                  // [kKeys][kStateRow]
   float* values_;                 // [64][kValueRow]: x, then n

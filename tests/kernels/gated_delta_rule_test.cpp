@@ -35,20 +35,23 @@ struct Inputs {
 // A model's parameters for the rule, and the states of a few sequences.
 class Rule {
  public:
-  static constexpr int kSlots = 3, kMaxRound = 6;
+  static constexpr int kMaxRound = 6;
 
-  Rule(Backend& backend, DType dtype, const GdnShape& shape, bool open_blocks = true)
+  Rule(Backend& backend, DType dtype, const GdnShape& shape, bool open_blocks = true,
+       int num_slots = 3)
       : backend_(backend),
         shape_(shape),
         dtype_(dtype),
         a_log(DType::kF32, random_uniform(101, size(shape.num_v_heads), -4.0f, 1.0f)),
         dt_bias(DType::kF32, random_normal(102, size(shape.num_v_heads))),
-        s_(DType::kF32, size(std::int64_t{kSlots} * shape.num_v_heads * shape.k_dim * shape.v_dim)),
-        round_qkv_(dtype, size(kSlots * kMaxRound * shape.channels())),
-        round_gates_(DType::kF32, size(std::int64_t{kSlots} * kMaxRound * 2 * shape.num_v_heads)),
-        open_(DType::kF32, size(kSlots * ops::gdn_open_block_floats(shape))),
+        s_(DType::kF32,
+           size(std::int64_t{num_slots} * shape.num_v_heads * shape.k_dim * shape.v_dim)),
+        round_qkv_(dtype, size(num_slots * kMaxRound * shape.channels())),
+        round_gates_(DType::kF32,
+                     size(std::int64_t{num_slots} * kMaxRound * 2 * shape.num_v_heads)),
+        open_(DType::kF32, size(num_slots * ops::gdn_open_block_floats(shape))),
         open_blocks_(open_blocks),
-        pending_(kSlots, 0) {
+        pending_(size(num_slots), 0) {
     backend.zero(s_.data(), s_.size() * sizeof(float));
   }
 
@@ -229,6 +232,75 @@ TEST(GatedDeltaRule, BlocksAndRecurrenceEqualTheFormula) {
         expect_close(out, reference.out, kFp32Formula * 5, what + ", recurrence");
       }
     }
+  }
+}
+
+// Widths that fill no tile, strip or register array, and keys wider than any known model's; long
+// enough for errors of the state to add up. Chunks cut the same prompt, and its last rows are
+// generated in rounds.
+TEST(GatedDeltaRule, AwkwardWidths) {
+  const auto backend = test_backend(2);
+  constexpr int kRows = 333, kRound = 4;
+  for (const GdnShape& shape :
+       {GdnShape{.num_k_heads = 1, .num_v_heads = 2, .k_dim = 256, .v_dim = 48},
+        GdnShape{.num_k_heads = 1, .num_v_heads = 1, .k_dim = 144, .v_dim = 16},
+        GdnShape{.num_k_heads = 2, .num_v_heads = 2, .k_dim = 64, .v_dim = 256},
+        GdnShape{.num_k_heads = 1, .num_v_heads = 3, .k_dim = 112, .v_dim = 112}}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const std::string what = fmt::format("{} x {}", shape.k_dim, shape.v_dim);
+      const Inputs inputs(dtype, shape, kRows + 2 * kRound, 17);
+      Rule rule(*backend, dtype, shape), cut(*backend, dtype, shape);
+      const Reference reference = recurrence(shape, inputs, rule, kRows + kRound);
+      auto out = rule.run_prompt(inputs, kRows);
+      ASSERT_EQ(first_difference(out, cut.run_prompt(inputs, kRows, {50, 64, 127, 128, 300})), "")
+          << what;
+      ASSERT_EQ(first_difference(rule.state(1), cut.state(1)), "") << what << ", state";
+      Rule::append(out, rule.run(RowClass::kGenerated, {{1, &inputs, kRows, kRound}}));
+      expect_close(out, reference.out, kBlockRule, what);
+      rule.accept(1, kRound);
+      rule.run(RowClass::kGenerated, {{1, &inputs, kRows + kRound, kRound}});
+      expect_close(rule.state(1), reference.state, kBlockRule, what + ", state");
+    }
+  }
+}
+
+// Many short pieces of different sequences in one call, each of them across a block's end: more
+// blocks than the rows would fill.
+TEST(GatedDeltaRule, ManyPiecesInOneCall) {
+  const auto backend = test_backend(2);
+  constexpr GdnShape kShape{.num_k_heads = 1, .num_v_heads = 1, .k_dim = 16, .v_dim = 16};
+  constexpr int kSequences = 40, kFirst = 63;
+  const auto rows_of = [](int i) { return kFirst + 2 + i % 3; };
+  std::vector<Inputs> inputs;
+  for (int i = 0; i < kSequences; ++i) {
+    inputs.emplace_back(DType::kBF16, kShape, rows_of(i), 200 + 3 * static_cast<std::uint64_t>(i));
+  }
+  Rule rule(*backend, DType::kBF16, kShape, true, kSequences);
+  std::vector<Rule::Piece> first, second;
+  for (int i = 0; i < kSequences; ++i) {
+    const int slot = (7 * i + 5) % kSequences;
+    first.push_back({slot, &inputs[size(i)], 0, kFirst});
+    second.push_back({slot, &inputs[size(i)], kFirst, rows_of(i) - kFirst, i % 2 == 0});
+  }
+  const auto first_out = rule.run(RowClass::kPrompt, first);
+  const auto second_out = rule.run(RowClass::kPrompt, second);
+  const std::size_t width = size(kShape.num_v_heads * kShape.v_dim);
+  std::size_t row = 0;
+  for (int i = 0; i < kSequences; ++i) {
+    Rule alone(*backend, DType::kBF16, kShape);
+    const auto expected =
+        alone.run(RowClass::kPrompt, {{1, &inputs[size(i)], 0, rows_of(i), i % 2 == 0}});
+    const std::size_t rest = size(rows_of(i) - kFirst);
+    const auto part = [&](const std::vector<float>& from, std::size_t begin, std::size_t rows) {
+      return std::vector<float>(from.begin() + static_cast<std::ptrdiff_t>(begin * width),
+                                from.begin() + static_cast<std::ptrdiff_t>((begin + rows) * width));
+    };
+    auto together = part(first_out, size(i * kFirst), size(kFirst));
+    Rule::append(together, part(second_out, row, rest));
+    ASSERT_EQ(first_difference(expected, together), "") << "sequence " << i;
+    ASSERT_EQ(first_difference(alone.state(1), rule.state((7 * i + 5) % kSequences)), "")
+        << "sequence " << i << ": state";
+    row += rest;
   }
 }
 
