@@ -170,14 +170,14 @@ std::vector<std::string> scan_weight(const QuantizedWeight& w) {
     }
   }
   if (is_plain(w.format)) return faults;
-  for (auto& fault : scan_scales(w, w.scales, 0, num_scale_rows(w))) {
+  for (auto& fault : scan_scales(w, w.scales, {}, num_scale_rows(w))) {
     faults.push_back(std::move(fault));
   }
   return faults;
 }
 
 std::vector<std::string> scan_scales(const QuantizedWeight& w, const std::byte* scales,
-                                     std::int64_t first_row, std::int64_t num_rows) {
+                                     ScalePlace first, std::int64_t num_rows) {
   std::vector<std::string> faults;
   if (!is_usable_scale(w.global_scale)) {
     faults.push_back(fmt::format("{}: second-level scale is {}; expected a positive finite number",
@@ -195,7 +195,7 @@ std::vector<std::string> scan_scales(const QuantizedWeight& w, const std::byte* 
     // An all-zero block may have the scale +0 where the scale itself is 8 bits wide.
     if (w.format == WeightFormat::kNvfp4 && scale == 0 && !std::signbit(scale)) continue;
     faults.push_back(fmt::format("{}: scale [{}, {}] is {}; expected a positive finite number",
-                                 w.name, first_row + i / cols, i % cols, scale));
+                                 w.name, first.row + i / cols, first.col + i % cols, scale));
   }
   return faults;
 }
@@ -206,6 +206,24 @@ float read_global_scale(const Checkpoint& checkpoint, const WeightLayout& layout
   TANDEM_CHECK(bytes.size() == sizeof(float), "{}", layout.global_scale);
   const float stored = read_at<float>(bytes.data(), 0);
   return layout.global_scale_use == GlobalScale::kReciprocal ? 1.0f / stored : stored;
+}
+
+float read_weight_factor(const Checkpoint& checkpoint, const WeightLayout& layout) {
+  QuantizedWeight weight = weight_without_data(layout);
+  weight.global_scale = read_global_scale(checkpoint, layout);
+  std::vector<std::byte> scale;
+  const bool one_scale = layout.format == WeightFormat::kFp8Tensor;
+  if (one_scale) {
+    scale = read_tensor(checkpoint, layout.scale);
+    TANDEM_CHECK(scale.size() == dtype_bytes(layout.scale_dtype), "{}", layout.scale);
+  }
+  FaultList faults;
+  for (auto& fault : scan_scales(weight, scale.data(), {}, one_scale ? 1 : 0)) {
+    faults.add_text(std::move(fault));
+  }
+  faults.throw_if_any(checkpoint.file_path(checkpoint.find(layout.weight)->file).string());
+  if (one_scale) return read_scale(scale.data(), layout.scale_dtype, 0) * weight.global_scale;
+  return weight.global_scale;
 }
 
 LoadedWeight load_weight(const Checkpoint& checkpoint, const WeightLayout& layout) {

@@ -45,6 +45,9 @@ std::int64_t scale_row_of(const QuantizedWeight& w, std::int64_t n);
 QuantizedWeight weight_without_data(const WeightLayout& layout);
 // The layout's second-level scale in the multiply convention; 1 if it has none.
 float read_global_scale(const Checkpoint& checkpoint, const WeightLayout& layout);
+// The one factor of a whole weight: its second-level scale, or the scale of FP8 per tensor; 1
+// otherwise. Throws Error{kConfiguration} if it is not usable (see scan_weight).
+float read_weight_factor(const Checkpoint& checkpoint, const WeightLayout& layout);
 
 // out[(n - row_begin) * cols + k] = W[n, k] for row_begin <= n < row_end.
 void dequantize_rows(const QuantizedWeight& w, std::int64_t row_begin, std::int64_t row_end,
@@ -57,9 +60,15 @@ void dequantize_row(const QuantizedWeight& w, const CodeRow& row, std::int64_t c
 // NaN codes, and scales that are NaN, infinite, negative or zero, each named with the tensor and
 // its place. Empty if the weight is sound.
 std::vector<std::string> scan_weight(const QuantizedWeight& w);
-// The same for `num_rows` rows of scales that start at scale row `first_row`, and the global scale.
+// Where scales lie among those of their whole weight.
+struct ScalePlace {
+  std::int64_t row = 0;
+  std::int64_t col = 0;
+};
+// The same for scales [num_rows, num_scale_cols(w)], the first of which is `first`, and the global
+// scale.
 std::vector<std::string> scan_scales(const QuantizedWeight& w, const std::byte* scales,
-                                     std::int64_t first_row, std::int64_t num_rows);
+                                     ScalePlace first, std::int64_t num_rows);
 
 // One weight read whole into memory, its second-level scale in the multiply convention.
 struct LoadedWeight {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -24,14 +25,32 @@ std::int64_t kept_rows(const TensorRequest& request) {
   return n;
 }
 
-std::string without_packing(const std::string& name) {
-  for (const char* suffix : {"_packed", "_blocks"}) {
-    if (name.ends_with(suffix)) return name.substr(0, name.size() - std::strlen(suffix));
-  }
-  return name;
+std::int64_t memory_bytes(const TensorRequest& request, std::int64_t cols) {
+  if (request.quantized) return code_row_bytes(request.quantized->format, cols);
+  return cols * static_cast<std::int64_t>(dtype_bytes(request.as));
+}
+
+bool is_e4m3(WeightFormat format) {
+  return format == WeightFormat::kFp8Block || format == WeightFormat::kFp8Tensor ||
+         format == WeightFormat::kFp8Channel;
 }
 
 }  // namespace
+
+std::vector<RowRange> kept_row_ranges(const TensorRequest& request) {
+  if (!request.rows.empty()) return request.rows;
+  return {{0, request.shape.empty() ? 1 : request.shape.front()}};
+}
+
+ColRange kept_col_range(const TensorRequest& request) {
+  if (request.cols) return *request.cols;
+  const std::int64_t rows = request.shape.empty() ? 1 : request.shape.front();
+  return {0, rows == 0 ? 0 : shape_numel(request.shape) / rows};
+}
+
+std::int64_t memory_row_bytes(const TensorRequest& request) {
+  return memory_bytes(request, kept_col_range(request).count());
+}
 
 // Matches requests and tensors both ways and collects what does not fit.
 class Loader::Binder {
@@ -40,7 +59,7 @@ class Loader::Binder {
       : checkpoint_(checkpoint), options_(options) {
     const auto declared = QuantDeclaration::read(checkpoint.directory(), faults_);
     formats_ = classify_weights(checkpoint, declared, faults_);
-    for (const auto& layout : formats_.weights) layouts_[without_packing(layout.weight)] = &layout;
+    for (const auto& layout : formats_.weights) layouts_[request_name(layout)] = &layout;
   }
 
   std::vector<Binding> bind(std::vector<TensorRequest> requests) {
@@ -106,6 +125,13 @@ class Loader::Binder {
     TANDEM_CHECK(request.as == DType::kBF16 || request.as == DType::kF32, "{} as {}", request.name,
                  dtype_name(request.as));
     const WeightFormat format = binding.layout.format;
+    if (const auto& kept = request.quantized) {
+      TANDEM_CHECK(kept->format == format && kept->scale_dtype == binding.layout.scale_dtype &&
+                       kept->block_rows == binding.layout.block_rows &&
+                       kept->block_cols == binding.layout.block_cols,
+                   "{} is not bound as it is stored", request.name);
+      return true;
+    }
     if (!is_plain(format)) {
       if (options_.quantized == QuantizedWeights::kWiden) return true;
       fault(*binding.source, request.name,
@@ -143,6 +169,8 @@ class Loader::Binder {
                  cols);
     if (request.dst_row_stride == 0) request.dst_row_stride = request.cols->count();
     TANDEM_CHECK(request.dst_row_stride >= request.cols->count(), "{}", request.name);
+    TANDEM_CHECK(!request.quantized || request.dst_row_stride == request.cols->count(),
+                 "{}: codes are packed", request.name);
     const bool four_bit = code_row_bytes(binding.layout.format, 2) == 1;
     TANDEM_CHECK(!four_bit || (request.cols->begin % 2 == 0 && request.cols->end % 2 == 0),
                  "{}: a column range that splits a byte", request.name);
@@ -212,6 +240,7 @@ class Loader::Reader {
         dst_row += rows.count();
       }
     }
+    if (request.quantized && request.quantized->has_scales()) read_scale_slice(binding);
   }
 
   LoadStats stats() const { return stats_; }
@@ -255,7 +284,7 @@ class Loader::Reader {
         pread(*binding.source, staging_.data() + i * kept_bytes, kept_bytes, first + i * row_bytes);
       }
     }
-    if (!is_plain(format)) read_scales(binding, rows);
+    if (!is_plain(format) && !binding.request.quantized) read_scales(binding, rows);
     convert_chunk(binding, rows, cols, dst_row);
     if (options_.drop_page_cache) {
       const std::int64_t span = (rows.count() - 1) * row_bytes + kept_bytes;
@@ -275,15 +304,86 @@ class Loader::Reader {
     scales_.resize(static_cast<std::size_t>(count * row_bytes));
     pread(*checkpoint_.find(binding.layout.scale), scales_.data(), count * row_bytes,
           first_scale_row_ * row_bytes);
+    require_sound_scales(binding, weight_, scales_.data(), {first_scale_row_, 0}, count);
+  }
+
+  void require_sound_scales(const Binding& binding, const QuantizedWeight& weight,
+                            const std::byte* scales, ScalePlace first, std::int64_t num_rows) {
     FaultList faults;
-    for (auto& fault : scan_scales(weight_, scales_.data(), first_scale_row_, count)) {
+    for (auto& fault : scan_scales(weight, scales, first, num_rows)) {
       faults.add_text(std::move(fault));
     }
     faults.throw_if_any(checkpoint_.file_path(binding.source->file).string());
   }
 
+  // The scales that go with codes kept as they are stored, in runs of consecutive rows.
+  void read_scale_slice(const Binding& binding) {
+    const TensorRequest& request = binding.request;
+    const ScaleSlice slice = slice_scales(weight_.block_rows, weight_.block_cols, weight_.cols,
+                                          request.rows, *request.cols);
+    if (slice.rows.empty() || slice.cols.empty()) return;
+    const auto element = static_cast<std::int64_t>(dtype_bytes(weight_.scale_dtype));
+    const auto num_cols = static_cast<std::int64_t>(slice.cols.size());
+    const std::int64_t most_rows =
+        std::max<std::int64_t>(1, options_.staging_bytes / (num_cols * element));
+    auto* dst = static_cast<std::byte*>(request.quantized->scales);
+    TANDEM_CHECK(dst != nullptr, "{}", request.name);
+    for (std::size_t begin = 0; begin < slice.rows.size();) {
+      std::size_t end = begin + 1;
+      while (end < slice.rows.size() && static_cast<std::int64_t>(end - begin) < most_rows &&
+             slice.rows[end] - slice.rows[end - 1] >= 0 &&
+             slice.rows[end] - slice.rows[end - 1] <= 1) {
+        ++end;
+      }
+      const std::int64_t width =
+          read_scale_rows(binding, {slice.rows[begin], slice.rows[end - 1] + 1},
+                          {slice.cols.front(), slice.cols.back() + 1});
+      converted_.resize((end - begin) * slice.cols.size() * static_cast<std::size_t>(element));
+      std::byte* out = converted_.data();
+      for (std::size_t i = begin; i < end; ++i) {
+        const std::byte* row =
+            scales_.data() + (slice.rows[i] - slice.rows[begin]) * width * element;
+        for (const std::int64_t col : slice.cols) {
+          std::memcpy(out, row + (col - slice.cols.front()) * element,
+                      static_cast<std::size_t>(element));
+          out += element;
+        }
+      }
+      store(dst + static_cast<std::int64_t>(begin) * num_cols * element, converted_.data(),
+            converted_.size());
+      begin = end;
+    }
+  }
+
+  // rows x cols of the scales into scales_, checked; returns the number of columns.
+  std::int64_t read_scale_rows(const Binding& binding, RowRange rows, ColRange cols) {
+    const TensorEntry& entry = *checkpoint_.find(binding.layout.scale);
+    const auto element = static_cast<std::int64_t>(dtype_bytes(weight_.scale_dtype));
+    const std::int64_t row_bytes = num_scale_cols(weight_) * element;
+    const std::int64_t kept_bytes = cols.count() * element;
+    scales_.resize(static_cast<std::size_t>(rows.count() * kept_bytes));
+    if (kept_bytes == row_bytes) {
+      pread(entry, scales_.data(), rows.count() * row_bytes, rows.begin * row_bytes);
+    } else {
+      for (std::int64_t i = 0; i < rows.count(); ++i) {
+        pread(entry, scales_.data() + i * kept_bytes, kept_bytes,
+              (rows.begin + i) * row_bytes + cols.begin * element);
+      }
+    }
+    QuantizedWeight slice = weight_;
+    slice.cols =
+        std::min(weight_.cols, cols.end * weight_.block_cols) - cols.begin * weight_.block_cols;
+    require_sound_scales(binding, slice, scales_.data(), {rows.begin, cols.begin}, rows.count());
+    return cols.count();
+  }
+
   void convert_chunk(const Binding& binding, RowRange rows, ColRange cols, std::int64_t dst_row) {
     const TensorRequest& request = binding.request;
+    if (request.quantized) {
+      if (is_e4m3(weight_.format)) scan_codes(binding, rows, cols);
+      store_chunk(request, staging_.data(), rows.count(), cols, dst_row);
+      return;
+    }
     const bool same_type = (weight_.format == WeightFormat::kBf16 && request.as == DType::kBF16) ||
                            (weight_.format == WeightFormat::kF32 && request.as == DType::kF32);
     if (same_type) {
@@ -309,6 +409,21 @@ class Loader::Reader {
       narrow_row(request.as, converted_.data() + static_cast<std::size_t>(i) * row_bytes);
     }
     store_chunk(request, converted_.data(), rows.count(), cols, dst_row);
+  }
+
+  // E4M3 codes as they lie in the file; the other quantized formats have no code that is NaN.
+  void scan_codes(const Binding& binding, RowRange rows, ColRange cols) const {
+    unsigned found = 0;
+    for (const std::byte code : staging_) {
+      found |= static_cast<unsigned>((std::to_integer<unsigned>(code) & 0x7fu) == 0x7fu);
+    }
+    if (found == 0) return;
+    for (std::size_t i = 0; i < staging_.size(); ++i) {
+      if ((std::to_integer<unsigned>(staging_[i]) & 0x7fu) != 0x7fu) continue;
+      const auto at = static_cast<std::int64_t>(i);
+      not_finite(binding, rows.begin + at / cols.count(), cols.begin + at % cols.count(),
+                 std::numeric_limits<float>::quiet_NaN());
+    }
   }
 
   // Plain values as they lie in the file: a look at the exponents is enough, and keeps loading at
@@ -346,20 +461,23 @@ class Loader::Reader {
   // Packed values [rows, cols] to their place; rows that follow each other there go in one piece.
   void store_chunk(const TensorRequest& request, const std::byte* values, std::int64_t num_rows,
                    ColRange cols, std::int64_t dst_row) const {
-    const auto element = static_cast<std::int64_t>(dtype_bytes(request.as));
-    const std::int64_t row_bytes = cols.count() * element;
-    auto* dst = static_cast<std::byte*>(request.dst) +
-                (dst_row * request.dst_row_stride + cols.begin - request.cols->begin) * element;
-    const bool packed = request.dst_row_stride == cols.count();
+    const std::int64_t row_bytes = memory_bytes(request, cols.count());
+    const std::int64_t stride_bytes = memory_bytes(request, request.dst_row_stride);
+    auto* dst = static_cast<std::byte*>(request.dst) + dst_row * stride_bytes +
+                memory_bytes(request, cols.begin - request.cols->begin);
+    const bool packed = stride_bytes == row_bytes;
     const std::int64_t pieces = packed ? 1 : num_rows;
     const auto bytes = static_cast<std::size_t>(packed ? num_rows * row_bytes : row_bytes);
     for (std::int64_t i = 0; i < pieces; ++i) {
-      std::byte* to = dst + i * request.dst_row_stride * element;
-      if (options_.store) {
-        options_.store(to, values + i * row_bytes, bytes);
-      } else {
-        std::memcpy(to, values + i * row_bytes, bytes);
-      }
+      store(dst + i * stride_bytes, values + i * row_bytes, bytes);
+    }
+  }
+
+  void store(std::byte* dst, const std::byte* src, std::size_t bytes) const {
+    if (options_.store) {
+      options_.store(dst, src, bytes);
+    } else {
+      std::memcpy(dst, src, bytes);
     }
   }
 
@@ -378,14 +496,18 @@ class Loader::Reader {
   void check_finite(const Binding& binding, std::int64_t row, ColRange cols) const {
     for (std::size_t k = 0; k < values_.size(); ++k) {
       if (std::isfinite(values_[k])) continue;
-      throw Error(
-          ExitCode::kConfiguration,
-          {.what = fmt::format("tensor \"{}\": element [{}, {}] is {}", binding.layout.weight, row,
-                               cols.begin + static_cast<std::int64_t>(k), values_[k]),
-           .where = checkpoint_.file_path(binding.source->file).string(),
-           .expected = "finite weights",
-           .remedy = "download the checkpoint again or use another one"});
+      not_finite(binding, row, cols.begin + static_cast<std::int64_t>(k), values_[k]);
     }
+  }
+
+  [[noreturn]] void not_finite(const Binding& binding, std::int64_t row, std::int64_t col,
+                               float value) const {
+    throw Error(ExitCode::kConfiguration,
+                {.what = fmt::format("tensor \"{}\": element [{}, {}] is {}", binding.layout.weight,
+                                     row, col, value),
+                 .where = checkpoint_.file_path(binding.source->file).string(),
+                 .expected = "finite weights",
+                 .remedy = "download the checkpoint again or use another one"});
   }
 
   const Checkpoint& checkpoint_;

@@ -19,17 +19,38 @@ namespace tandem {
 // F32 weights become BF16 only where the model says that this loses nothing that matters.
 enum class Narrowing { kRefuse, kAllow };
 
+// Keeps a quantized weight as it is stored: the codes, two a byte in 4-bit formats, in the
+// request's dst, and here its scales.
+struct QuantizedTarget {
+  WeightFormat format = WeightFormat::kFp8Block;
+  DType scale_dtype = DType::kF32;
+  std::int64_t block_rows = 1;  // of the whole weight: elements under one scale
+  std::int64_t block_cols = 1;
+  // [slice_scales().rows, .cols] of the kept rows and columns, packed. Unused with one scale for
+  // the whole weight, which is for the caller to read (read_weight_factor).
+  void* scales = nullptr;
+
+  bool has_scales() const { return format != WeightFormat::kFp8Tensor; }
+};
+
 struct TensorRequest {
   std::string name;                 // full name in the checkpoint
   TensorShape shape;                // of the whole tensor, exactly ([C, 1, 4] is not [C, 4])
   std::vector<RowRange> rows = {};  // kept ranges of dimension 0, in order; empty: all
   std::optional<ColRange> cols =
       {};                   // kept columns of the remaining dimensions, flattened; empty: all
-  DType as = DType::kBF16;  // type in memory: BF16 or F32
+  DType as = DType::kBF16;  // type of values in memory: BF16 or F32
   Narrowing narrowing = Narrowing::kRefuse;
+  std::optional<QuantizedTarget> quantized = {};  // codes instead of values; `as` is not used
   void* dst = nullptr;              // [kept rows, dst_row_stride]; rows of padding are the caller's
   std::int64_t dst_row_stride = 0;  // in elements; 0: the kept columns, packed
 };
+
+// The request's ranges with "all" spelled out.
+std::vector<RowRange> kept_row_ranges(const TensorRequest& request);
+ColRange kept_col_range(const TensorRequest& request);
+// Bytes of the kept columns of one row in memory.
+std::int64_t memory_row_bytes(const TensorRequest& request);
 
 // Tensors that nobody asked for and that may be there: "model.visual.*". `*` matches any text.
 struct IgnorePattern {
@@ -42,8 +63,8 @@ struct LoadProgress {
   std::int64_t bytes_total = 0;
 };
 
-// Formats without a kernel: refuse them, or widen them to the requested type (exact in F32, rounded
-// once in BF16) at the cost of the memory the quantization would have saved.
+// Quantized weights of which values are requested: refuse them, or widen them to the requested type
+// (exact in F32, rounded once in BF16) at the cost of the memory the quantization would have saved.
 enum class QuantizedWeights { kRefuse, kWiden };
 
 struct BindOptions {

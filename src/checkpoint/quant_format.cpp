@@ -401,6 +401,10 @@ std::string_view format_name(WeightFormat format) {
   return "?";
 }
 
+std::string request_name(const WeightLayout& layout) {
+  return without_suffix(without_suffix(layout.weight, "_packed"), "_blocks");
+}
+
 CheckpointFormats classify_weights(const Checkpoint& checkpoint, const QuantDeclaration& declared,
                                    FaultList& faults) {
   return Classifier(checkpoint, declared, faults).run();

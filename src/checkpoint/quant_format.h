@@ -37,6 +37,10 @@ struct WeightLayout {
   std::int64_t numel() const { return rows * cols; }
 };
 
+// Name under which a model asks for the weight: "….weight", also where the file packs the codes as
+// "….weight_packed".
+std::string request_name(const WeightLayout& layout);
+
 struct CheckpointFormats {
   std::string declared_method;         // empty: none
   std::vector<WeightLayout> weights;   // by tensor name

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -171,6 +172,29 @@ std::vector<std::string> qwen3_8_split_faults(const ModelConfig& config, int siz
                                  kv_heads, size));
   }
   return faults;
+}
+
+ScaleSlice slice_scales(std::int64_t block_rows, std::int64_t block_cols, std::int64_t all_cols,
+                        std::span<const RowRange> rows, ColRange cols) {
+  ScaleSlice slice{.block_rows = block_rows, .block_cols = block_cols, .rows = {}, .cols = {}};
+  // A range has to begin on a multiple of the area both in the tensor and in the slice; where it
+  // ends matters only to the range behind it.
+  std::int64_t kept = 0;
+  for (const auto& range : rows) {
+    slice.block_rows = std::gcd(std::gcd(slice.block_rows, range.begin), kept);
+    kept += range.count();
+  }
+  for (const auto& range : rows) {
+    for (std::int64_t n = range.begin; n < range.end; n += slice.block_rows) {
+      slice.rows.push_back(n / block_rows);
+    }
+  }
+  slice.block_cols = block_cols >= all_cols ? std::max<std::int64_t>(1, cols.count())
+                                            : std::gcd(block_cols, cols.begin);
+  for (std::int64_t k = cols.begin; k < cols.end; k += slice.block_cols) {
+    slice.cols.push_back(k / block_cols);
+  }
+  return slice;
 }
 
 std::optional<std::string> block_split_fault(const WeightLayout& layout, SplitAxis axis, int size) {

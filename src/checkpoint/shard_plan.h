@@ -63,6 +63,19 @@ TensorSplit qwen3_8_split(const ModelConfig& config, std::string_view name,
 // Everything that does not divide by `size` ranks; empty if the model can be split.
 std::vector<std::string> qwen3_8_split_faults(const ModelConfig& config, int size);
 
+// The scales of a slice. A border that cuts a block leaves parts of it that take the block's scale:
+// the area of one scale in memory is the largest divisor of the block that no border cuts, and a
+// cut block's scale stands there more than once. Exact for every slice.
+struct ScaleSlice {
+  std::int64_t block_rows = 1;  // elements under one scale in memory
+  std::int64_t block_cols = 1;
+  std::vector<std::int64_t> rows;  // [i]: row of the whole weight's scales that is row i here
+  std::vector<std::int64_t> cols;  // [j]: the same of columns
+};
+// `rows` and `cols` as in TensorRequest, filled in. block_cols >= all_cols: one scale a row.
+ScaleSlice slice_scales(std::int64_t block_rows, std::int64_t block_cols, std::int64_t all_cols,
+                        std::span<const RowRange> rows, ColRange cols);
+
 // A shard must hold whole quantization blocks along the split axis. Returns what is wrong (tensor,
 // shard width, block, what to do), empty if nothing is.
 enum class SplitAxis { kRows, kColumns };

@@ -80,6 +80,7 @@ int plan_command(const PlanOptions& options) {
                      .limits = limits,
                      .config = files.config,
                      .checkpoint = files.checkpoint,
+                     .weights = *files.weights,
                      .tensor_parallel = tensor_parallel,
                      .valid_vocab = files.tokenizer.vocab_size(),
                      .backend = *backend,

@@ -10,6 +10,8 @@
 namespace tandem {
 
 enum class LoadMode { kAuto, kDummy };
+// How dummy weights are stored. kAuto: as the checkpoint's headers say, BF16 without any.
+enum class DummyFormat { kAuto, kBf16, kFp8Block, kFp8Channel, kNvfp4, kInt8Group };
 enum class BackendChoice { kAuto, kCpu, kCuda };
 // Storage type of activations and of the KV cache in "auto": the production precision is bf16
 // between modules with fp32 inside; fp32 is for checking numerics. kAuto means kBf16.
@@ -28,6 +30,7 @@ enum class StopScope { kAnswer, kAll };
 struct ModelSection {
   std::string path;  // absolute after loading (the job file's directory is the base)
   LoadMode load = LoadMode::kAuto;
+  DummyFormat dummy_format = DummyFormat::kAuto;
   std::optional<std::string> drafter;
   ActivationDType activation_dtype = ActivationDType::kAuto;
   bool operator==(const ModelSection&) const = default;

@@ -112,6 +112,10 @@ template <typename Enum>
 using Choices = std::vector<std::pair<std::string, Enum>>;
 
 const Choices<LoadMode> kLoadModes{{"auto", LoadMode::kAuto}, {"dummy", LoadMode::kDummy}};
+const Choices<DummyFormat> kDummyFormats{
+    {"auto", DummyFormat::kAuto},          {"bf16", DummyFormat::kBf16},
+    {"fp8_block", DummyFormat::kFp8Block}, {"fp8_channel", DummyFormat::kFp8Channel},
+    {"nvfp4", DummyFormat::kNvfp4},        {"int8_group", DummyFormat::kInt8Group}};
 const Choices<ActivationDType> kActivationDTypes{{"auto", ActivationDType::kAuto},
                                                  {"bf16", ActivationDType::kBf16},
                                                  {"fp32", ActivationDType::kFp32}};
@@ -162,6 +166,11 @@ std::vector<JobKey> build_table() {
                any_path),
       choice_key({"model.load", "dummy: random weights of the real shapes", "", kAlways},
                  TANDEM_FIELD(model.load), kLoadModes),
+      choice_key({"model.dummy_format",
+                  "storage of dummy weights, the matrices that published checkpoints quantize; "
+                  "auto: as the headers of model.path say, bf16 without weights there",
+                  "", kAlways},
+                 TANDEM_FIELD(model.dummy_format), kDummyFormats),
       path_key(
           {"model.drafter", "drafter apart from the model, if the method needs one", "", kAlways},
           "a checkpoint directory", TANDEM_FIELD(model.drafter), any_path, kNull),

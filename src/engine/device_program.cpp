@@ -26,6 +26,7 @@ DeviceProgram::DeviceProgram(PartAllocator& allocator, const DeviceProgramInputs
       batch_(allocator, in.limits.shape, tables_),
       model_(make_model({.config = in.config,
                          .checkpoint = in.checkpoint,
+                         .weights = in.weights,
                          .allocator = allocator,
                          .backend = in.backend,
                          .options = {.shape = in.limits.shape,

@@ -18,6 +18,7 @@ struct DeviceProgramInputs {
   const EngineLimits& limits;
   const ModelConfig& config;
   const Checkpoint& checkpoint;
+  const WeightSource& weights;
   TensorParallel tensor_parallel;
   std::int64_t valid_vocab = 0;  // ids from here on belong to no token
   Backend& backend;

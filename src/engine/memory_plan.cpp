@@ -14,6 +14,7 @@ CountingAllocator count_parts(const MemoryPlanInputs& in, int num_pages) {
   const DeviceProgram program(counts, {.limits = limits,
                                        .config = in.config,
                                        .checkpoint = in.checkpoint,
+                                       .weights = in.weights,
                                        .tensor_parallel = in.tensor_parallel,
                                        .valid_vocab = in.valid_vocab,
                                        .backend = in.backend});

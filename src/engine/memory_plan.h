@@ -24,6 +24,7 @@ struct MemoryPlanInputs {
   const EngineLimits& limits;  // without pages
   const ModelConfig& config;
   const Checkpoint& checkpoint;
+  const WeightSource& weights;
   TensorParallel tensor_parallel;
   std::int64_t valid_vocab = 0;
   Backend& backend;

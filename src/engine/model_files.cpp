@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/hash.h"
+#include "engine/dummy_weights.h"
 
 namespace tandem {
 namespace {
@@ -21,10 +22,17 @@ Checkpoint open_checkpoint(const ModelSection& model) {
 }  // namespace
 
 ModelFiles open_model_files(const ModelSection& model) {
-  return {.config = read_model_config(model.path),
-          .checkpoint = open_checkpoint(model),
-          .tokenizer = Tokenizer::load(model.path),
-          .dummy_weights = model.load == LoadMode::kDummy};
+  ModelFiles files{.config = read_model_config(model.path),
+                   .checkpoint = open_checkpoint(model),
+                   .weights = nullptr,
+                   .tokenizer = Tokenizer::load(model.path),
+                   .dummy_weights = model.load == LoadMode::kDummy};
+  if (files.dummy_weights) {
+    files.weights = std::make_unique<DummyWeights>(model.dummy_format, files.checkpoint);
+  } else {
+    files.weights = std::make_unique<CheckpointWeights>(files.checkpoint);
+  }
+  return files;
 }
 
 std::vector<IdentityFact> identity_facts(const ModelFiles& files,

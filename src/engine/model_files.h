@@ -1,12 +1,14 @@
 // What a rank knows of a model before it holds any of it: configuration, tensor headers, tokenizer.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/model_config.h"
 #include "config/job_config.h"
+#include "layers/weight_source.h"
 #include "parallel/identity.h"
 #include "prompts/tokenizer.h"
 
@@ -15,6 +17,7 @@ namespace tandem {
 struct ModelFiles {
   ModelConfig config;
   Checkpoint checkpoint;  // empty with model.load: dummy and no weights in the directory
+  std::unique_ptr<WeightSource> weights;  // how they are stored, or made up
   Tokenizer tokenizer;
   bool dummy_weights = false;
 };

@@ -35,6 +35,7 @@ MemoryPlan make_plan(const RankEngineInputs& in, Backend& backend) {
                       .limits = resolve_limits(in.job, in.files.config),
                       .config = in.files.config,
                       .checkpoint = in.files.checkpoint,
+                      .weights = *in.files.weights,
                       .tensor_parallel = {in.layout.tensor_rank, in.layout.tensor},
                       .valid_vocab = in.files.tokenizer.vocab_size(),
                       .backend = backend,
@@ -106,6 +107,7 @@ RankEngine::RankEngine(const RankEngineInputs& in)
         *arenas_, DeviceProgramInputs{.limits = plan_->limits,
                                       .config = in.files.config,
                                       .checkpoint = in.files.checkpoint,
+                                      .weights = *in.files.weights,
                                       .tensor_parallel = {in.layout.tensor_rank, in.layout.tensor},
                                       .valid_vocab = in.files.tokenizer.vocab_size(),
                                       .backend = *backend_});
@@ -114,16 +116,17 @@ RankEngine::RankEngine(const RankEngineInputs& in)
   phase("load");
   in.world.together([&] {
     const auto& requests = program_->model().weight_requests();
+    if (in.files.dummy_weights) {
+      fill_dummy_weights(requests, *backend_);
+      return;
+    }
     const auto store = [this](void* dst, const void* src, std::size_t bytes) {
       backend_->copy(dst, src, bytes);
       backend_->synchronize();
     };
-    if (in.files.dummy_weights) {
-      fill_dummy_weights(requests, store);
-      return;
-    }
-    const Loader loader(in.files.checkpoint, requests,
-                        {.ignore = program_->model().ignored_tensors()});
+    const Loader loader(
+        in.files.checkpoint, requests,
+        {.ignore = program_->model().ignored_tensors(), .quantized = QuantizedWeights::kWiden});
     load_stats_ = loader.load({.drop_page_cache = in.job.memory.drop_page_cache,
                                .scan_for_nan = true,
                                .progress = in.on_load,

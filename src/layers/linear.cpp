@@ -1,5 +1,6 @@
 #include "layers/linear.h"
 
+#include <numeric>
 #include <utility>
 
 namespace tandem {
@@ -8,6 +9,11 @@ int num_tree_leaves(std::int64_t blocks) {
   int leaves = 1;
   while (leaves < 8 && blocks % (2 * leaves) == 0) leaves *= 2;
   return leaves;
+}
+
+std::int64_t tree_units(std::int64_t columns, std::int64_t blocks, std::int64_t scale_columns) {
+  const std::int64_t unit = std::lcm(columns / blocks, scale_columns);
+  return columns % unit == 0 ? columns / unit : 1;
 }
 
 ColumnLinear::ColumnLinear(WeightBinder& binder, const std::string& name, std::int64_t out,
@@ -32,9 +38,9 @@ RowLinear::RowLinear(WeightBinder& binder, const std::string& name, std::int64_t
                      std::int64_t in, std::int64_t tree_blocks) {
   const auto [rank, size] = binder.tensor_parallel();
   weight_ = binder.matrix(name, out, in, {}, split_even_cols(in, rank, size));
-  // Where the ranks do not own whole subtrees (three ranks, say) each rank's share is one leaf; the
-  // level rank_invariant is refused for such a layout.
-  const int leaves = num_tree_leaves(tree_blocks);
+  // Where the ranks do not own whole subtrees (three ranks, say, or three scale blocks on two
+  // ranks) each rank's share is one leaf; the level rank_invariant does not hold for such a layout.
+  const int leaves = num_tree_leaves(tree_units(in, tree_blocks, binder.scale_columns(name)));
   local_leaves_ = leaves % size == 0 ? leaves / size : 1;
 }
 

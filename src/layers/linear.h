@@ -17,6 +17,10 @@ namespace tandem {
 // constant of the tensor, never of the rank count (determinism.md, rule 2).
 int num_tree_leaves(std::int64_t blocks);
 
+// Units of a K axis of `columns` columns that a leaf must not cut: whole blocks (of which there are
+// `blocks`) that also hold whole scale blocks of `scale_columns` columns; 1 if nothing divides.
+std::int64_t tree_units(std::int64_t columns, std::int64_t blocks, std::int64_t scale_columns);
+
 // Output features split over ranks (or whole on every rank): y = x W_r^T, no communication.
 class ColumnLinear {
  public:
@@ -35,7 +39,7 @@ class ColumnLinear {
 // Input features split over ranks: the sum over ranks is taken in the tensor's tree, in fp32.
 class RowLinear {
  public:
-  // `tree_blocks`: units that a leaf must not cut.
+  // `tree_blocks`: units that a leaf must not cut, such as heads; nor does it cut a scale block.
   RowLinear(WeightBinder& binder, const std::string& name, std::int64_t out, std::int64_t in,
             std::int64_t tree_blocks);
 

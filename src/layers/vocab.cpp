@@ -5,10 +5,8 @@
 namespace tandem {
 namespace {
 
-ops::LinearWeight bind_shard(WeightBinder& binder, const std::string& name, const VocabShard& shard,
-                             std::int64_t hidden) {
-  return binder.matrix(name, shard.vocab_size, hidden, {{shard.begin, shard.begin + shard.rows}},
-                       std::nullopt, shard.padded_rows);
+std::vector<RowRange> ids_of(const VocabShard& shard) {
+  return {{shard.begin, shard.begin + shard.rows}};
 }
 
 }  // namespace
@@ -25,7 +23,7 @@ VocabShard make_vocab_shard(std::int64_t vocab_size, TensorParallel tensor_paral
 VocabEmbedding::VocabEmbedding(WeightBinder& binder, const std::string& name,
                                std::int64_t vocab_size, std::int64_t hidden)
     : shard_(make_vocab_shard(vocab_size, binder.tensor_parallel())),
-      weight_(bind_shard(binder, name, shard_, hidden)) {}
+      weight_(binder.table(name, vocab_size, hidden, ids_of(shard_), shard_.padded_rows)) {}
 
 void VocabEmbedding::forward(const LayerContext& context, const std::int32_t* token_ids, int rows,
                              float* out) const {
@@ -46,7 +44,8 @@ void VocabEmbedding::forward(const LayerContext& context, const std::int32_t* to
 LmHead::LmHead(WeightBinder& binder, const std::string& name, std::int64_t vocab_size,
                std::int64_t hidden)
     : shard_(make_vocab_shard(vocab_size, binder.tensor_parallel())),
-      weight_(bind_shard(binder, name, shard_, hidden)) {}
+      weight_(binder.matrix(name, vocab_size, hidden, ids_of(shard_), std::nullopt,
+                            shard_.padded_rows)) {}
 
 LmHead::LmHead(const VocabEmbedding& tied) : shard_(tied.shard()), weight_(tied.weight()) {}
 

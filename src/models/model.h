@@ -95,7 +95,8 @@ struct ModelOptions {
 // Everything a family needs to build itself.
 struct ModelInputs {
   const ModelConfig& config;
-  const Checkpoint& checkpoint;  // for names and dtypes; weights are read by the loader
+  const Checkpoint& checkpoint;  // for names; weights are read by the loader
+  const WeightSource& weights;   // for how they are stored
   PartAllocator& allocator;
   Backend& backend;
   ModelOptions options;

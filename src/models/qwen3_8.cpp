@@ -18,6 +18,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/log.h"
 #include "kernels/ops/check.h"
 #include "kernels/ops/rms_norm.h"
 #include "layers/full_attention.h"
@@ -188,11 +189,7 @@ class Qwen38 final : public Model {
 };
 
 Qwen38::Qwen38(const ModelInputs& in) : config_(in.config), prefix_(tensor_prefix(in.checkpoint)) {
-  const auto source_dtype = [&](const std::string& name) -> std::optional<DType> {
-    const auto* entry = in.checkpoint.find(name);
-    return entry ? std::optional(entry->dtype) : std::nullopt;
-  };
-  WeightBinder binder(in.allocator, in.options.tensor_parallel, source_dtype);
+  WeightBinder binder(in.allocator, in.options.tensor_parallel, in.weights, in.backend.kind());
   embedding_.emplace(binder, prefix_ + "embed_tokens.weight", config_.vocab_size,
                      config_.hidden_size);
   for (std::size_t i = 0; i < config_.layer_types.size(); ++i) {
@@ -208,6 +205,11 @@ Qwen38::Qwen38(const ModelInputs& in) : config_(in.config), prefix_(tensor_prefi
   if (in.options.drafter_input == DrafterInput::kFinalHidden && config_.mtp_num_hidden_layers > 0) {
     binder.set_part(parts::kDrafterWeights);
     mtp_.emplace(binder, in, *embedding_);
+  }
+  // Said once, not in each planning pass.
+  const bool planning = norm_ == nullptr;
+  if (const auto widened = binder.widened(); !widened.empty() && !planning) {
+    log_warning("weights without a kernel for their format are widened to F32: {}", widened);
   }
   requests_ = binder.take_requests();
 }

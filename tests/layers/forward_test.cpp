@@ -18,12 +18,10 @@ namespace {
 
 constexpr float kScale = 0.25f;
 
-std::optional<DType> bf16_source(const std::string&) { return DType::kBF16; }
-
 // One rank of a layer under test: its memory, its weights and a context without other ranks, so
 // that what a layer "sums over ranks" is this rank's part.
 struct Rank {
-  Rank(int rank, int size) : binder(memory, {rank, size}, bf16_source) {}
+  Rank(int rank, int size) : binder(memory, {rank, size}, source, BackendKind::kCpu) {}
 
   LayerContext context(DType activations = DType::kF32) {
     if (buffer == nullptr) buffer = memory.take(parts::kActivations, kScratchBytes);
@@ -33,6 +31,7 @@ struct Rank {
 
   static constexpr std::size_t kScratchBytes = std::size_t{4} << 20;
   HeapAllocator memory;
+  StoredAs source{WeightFormat::kBf16};
   WeightBinder binder;
   std::unique_ptr<Backend> backend = make_backend(BackendKind::kCpu, {.num_threads = 1});
   std::unique_ptr<DeviceComm> comm = make_single_device_comm();

@@ -6,11 +6,13 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "checkpoint/loader.h"
+#include "layers/weight_source.h"
 #include "memory/part_allocator.h"
 
 namespace tandem::testing {
@@ -36,6 +38,20 @@ class HeapAllocator final : public PartAllocator {
   };
   std::vector<std::unique_ptr<std::byte, Free>> blocks_;
   std::map<std::string, std::size_t> bytes_by_part_;
+};
+
+// Every weight stored in the same way; nullopt: none is there.
+class StoredAs final : public WeightSource {
+ public:
+  explicit StoredAs(std::optional<StoredFormat> format) : format_(format) {}
+  explicit StoredAs(WeightFormat format) : StoredAs(StoredFormat{.format = format}) {}
+
+  std::optional<StoredFormat> find(const std::string&) const override { return format_; }
+  float factor(const std::string&, std::int64_t) const override { return kFactor; }
+  static constexpr float kFactor = 0.125f;
+
+ private:
+  std::optional<StoredFormat> format_;
 };
 
 // Element `index` of the whole tensor `name`, about uniform in (-1, 1) * scale, exact in BF16.

@@ -17,9 +17,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-WeightBinder::SourceDType stored_as(DType dtype) {
-  return [dtype](const std::string&) { return std::optional(dtype); };
-}
+const StoredAs kStoredBf16(WeightFormat::kBf16);
 
 TEST(TreeLeaves, LargestPowerOfTwoUpToEightThatDivides) {
   EXPECT_EQ(num_tree_leaves(1), 1);
@@ -92,7 +90,7 @@ TEST(ScratchMemory, OverrunIsRefused) {
 
 TEST(WeightBinding, MatrixAsksForItsSliceInItsStoredType) {
   HeapAllocator memory;
-  WeightBinder binder(memory, {1, 2}, stored_as(DType::kBF16));
+  WeightBinder binder(memory, {1, 2}, kStoredBf16, BackendKind::kCpu);
   const auto w = binder.matrix("w", 12, 10, {{3, 6}, {8, 10}}, ColRange{4, 8});
   EXPECT_EQ(w.format, ops::WeightFormat::kBf16);
   EXPECT_EQ(w.out_features, 5);
@@ -111,19 +109,21 @@ TEST(WeightBinding, MatrixAsksForItsSliceInItsStoredType) {
 
 TEST(WeightBinding, WiderTypesAreKeptWide) {
   HeapAllocator memory;
-  for (const DType stored : {DType::kF32, DType::kF16}) {
-    WeightBinder binder(memory, {}, stored_as(stored));
+  for (const WeightFormat format : {WeightFormat::kF32, WeightFormat::kF16}) {
+    const StoredAs stored(format);
+    WeightBinder binder(memory, {}, stored, BackendKind::kCpu);
     EXPECT_EQ(binder.matrix("w", 2, 3, {}, std::nullopt).format, ops::WeightFormat::kF32);
     EXPECT_EQ(binder.requests()[0].as, DType::kF32);
   }
-  // Dummy weights: there is no checkpoint to ask.
-  WeightBinder binder(memory, {}, [](const std::string&) { return std::optional<DType>(); });
+  // Not there: the loader will say so.
+  const StoredAs nothing(std::nullopt);
+  WeightBinder binder(memory, {}, nothing, BackendKind::kCpu);
   EXPECT_EQ(binder.matrix("w", 2, 3, {}, std::nullopt).format, ops::WeightFormat::kBf16);
 }
 
 TEST(WeightBinding, PaddingAndPartsAreCounted) {
   HeapAllocator memory;
-  WeightBinder binder(memory, {}, stored_as(DType::kBF16));
+  WeightBinder binder(memory, {}, kStoredBf16, BackendKind::kCpu);
   const auto w = binder.matrix("w", 7, 4, {{5, 7}}, std::nullopt, 5);
   EXPECT_EQ(w.out_features, 2);  // without the padding
   EXPECT_EQ(memory.bytes(parts::kWeights), 5u * 4 * 2);
@@ -141,7 +141,7 @@ TEST(WeightBinding, PlanningTakesTheSameBytesAndNoMemory) {
   CountingAllocator planned;
   HeapAllocator memory;
   const auto bind = [](PartAllocator& allocator) {
-    WeightBinder binder(allocator, {1, 2}, stored_as(DType::kBF16));
+    WeightBinder binder(allocator, {1, 2}, kStoredBf16, BackendKind::kCpu);
     const GatedMlp mlp(binder, "mlp.", 24, 64);
     return binder.take_requests();
   };
