@@ -1,10 +1,11 @@
 // Paged attention by fp32 multiply-adds, for F32 queries or pages. A block owns one row and up to 8
 // query heads of a KV head. Inside a partition a thread owns one key (its dot products run over the
 // dimensions in ascending order), then one dimension (its sum runs over the keys in ascending
-// order).
-#include "kernels/cuda/attention_kernels.cuh"
+// order). Blocks may share a row's spans, which a second kernel then joins.
+#include "kernels/cuda/attention_kernels.h"
+#include "kernels/cuda/attention_softmax.cuh"
 #include "kernels/cuda/device/pages.cuh"
-#include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/ops/limits.h"
 
 namespace tandem::cuda {
@@ -13,6 +14,13 @@ namespace {
 constexpr int kThreads = ops::kAttentionPartition;
 constexpr int kHeads = 8;
 static_assert(kThreads >= ops::kMaxHeadDim && kThreads / kWarp == kHeads);
+
+// Where a row's parts of one head lie in scratch memory: [rows, num_heads, spans, part_floats].
+__device__ __forceinline__ float* span_at(const ops::PagedAttentionArgs& a, int num_spans,
+                                          std::int64_t row, int head, int span) {
+  return static_cast<float*>(a.scratch) +
+         ((row * a.num_heads + head) * num_spans + span) * part_floats(a.pages.head_dim);
+}
 
 struct PlainBlock {
   std::int64_t row = 0;
@@ -44,7 +52,7 @@ __device__ void attend(const ops::PagedAttentionArgs& a, const PlainBlock& b, in
   }
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
-    scores[h * kThreads + thread] = seen ? dots[h] * a.scale : -kInfinity;
+    scores[h * kThreads + thread] = seen ? dots[h] * (a.scale * kLog2E) : -kInfinity;
   }
   __syncthreads();
   // A warp a head.
@@ -54,7 +62,7 @@ __device__ void attend(const ops::PagedAttentionArgs& a, const PlainBlock& b, in
   largest = warp_max(largest);
   float sum = 0;
   for (int j = thread % kWarp; j < kThreads; j += kWarp) {
-    const float term = own[j] == -kInfinity ? 0.0f : expf(own[j] - largest);
+    const float term = own[j] == -kInfinity ? 0.0f : exp2f(own[j] - largest);
     own[j] = term;
     sum += term;
   }
@@ -78,7 +86,7 @@ __device__ void attend(const ops::PagedAttentionArgs& a, const PlainBlock& b, in
 
 template <class T, class TPage>
 __global__ void __launch_bounds__(kThreads)
-    attention_plain_kernel(ops::PagedAttentionArgs a, AttentionPlan plan, int num_spans_of_table) {
+    attention_plain_kernel(ops::PagedAttentionArgs a, PlainPlan plan, int num_spans) {
   extern __shared__ float shared[];
   const int dim = a.pages.head_dim;
   float* q = shared;                 // [kHeads][dim]
@@ -97,13 +105,13 @@ __global__ void __launch_bounds__(kThreads)
   }
   SoftmaxPart total[kHeads];
   float total_values[kHeads] = {};
-  const int last_span = (b.end - 1) / kSpanTokens;
-  for (int span = a.first_index / kSpanTokens + static_cast<int>(blockIdx.z); span <= last_span;
+  const int last_span = (b.end - 1) / kPlainSpan;
+  for (int span = a.first_index / kPlainSpan + static_cast<int>(blockIdx.z); span <= last_span;
        span += plan.splits) {
     SoftmaxPart state[kHeads];
     float values[kHeads] = {};
-    for (int i = 0; i < kSpanPartitions; ++i) {
-      const int partition = span * kSpanPartitions + i;
+    for (int i = 0; i < kPlainSpanPartitions; ++i) {
+      const int partition = span * kPlainSpanPartitions + i;
       if (partition * kThreads >= b.end || (partition + 1) * kThreads <= a.first_index) continue;
       SoftmaxPart parts[kHeads];
       float part_values[kHeads];
@@ -118,10 +126,10 @@ __global__ void __launch_bounds__(kThreads)
       if (plan.splits == 1) {
         total_values[h] = joined(join(state[h], total[h]), values[h], total_values[h]);
       } else if (h < b.heads) {
-        float* to = span_at(a, num_spans_of_table, b.row, b.first_head + h, span);
+        float* to = span_at(a, num_spans, b.row, b.first_head + h, span);
         if (thread == 0) to[0] = state[h].max;
         if (thread == 0) to[1] = state[h].sum;
-        if (thread < dim) to[2 + thread] = values[h];
+        if (thread < dim) to[kPartHeader + thread] = values[h];
       }
     }
   }
@@ -134,20 +142,43 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// One block a row and head, one thread a dimension. The same steps as inside a block that kept all
+// spans to itself.
+template <class T>
+__global__ void join_spans_kernel(ops::PagedAttentionArgs a, int num_spans) {
+  const std::int64_t row = blockIdx.x;
+  const int head = static_cast<int>(blockIdx.y);
+  const int d = static_cast<int>(threadIdx.x);
+  SoftmaxPart state;
+  float value = 0;
+  for (int s = a.first_index / kPlainSpan; s <= a.batch.positions[row] / kPlainSpan; ++s) {
+    const float* span = span_at(a, num_spans, row, head, s);
+    const SoftmaxPart part{span[0], span[1]};
+    value = joined(join(part, state), span[kPartHeader + d], value);
+  }
+  write_value<T>(a, row, head, d, value, state.sum);
+}
+
 }  // namespace
 
 void attention_plain(const CudaBackend& backend, const ops::PagedAttentionArgs& args,
-                     const AttentionPlan& plan) {
-  const dim3 grid(static_cast<unsigned>(plan.row_blocks),
-                  static_cast<unsigned>(args.pages.num_kv_heads * plan.head_blocks),
+                     const AttentionSize& size) {
+  const PlainPlan plan =
+      plan_plain(size, {.num_processors = backend.limits().num_processors,
+                        .shared_bytes_per_block = backend.limits().shared_bytes_per_block});
+  const auto rows = static_cast<unsigned>(size.num_rows);
+  const dim3 grid(rows, static_cast<unsigned>(size.num_kv_heads * plan.head_blocks),
                   static_cast<unsigned>(plan.splits));
-  const auto spans = static_cast<int>(
-      num_spans(std::int64_t{args.batch.pages_per_sequence} * args.batch.page_tokens));
+  const auto spans = static_cast<int>(num_plain_spans(size.max_context));
   with_float_type(args.dtype, [&](auto type) {
     with_float_type(args.pages.dtype, [&](auto page) {
       launch(backend, attention_plain_kernel<decltype(type), decltype(page)>, grid, kThreads,
              plan.shared_bytes, args, plan, spans);
     });
+    if (plan.splits == 1) return;
+    launch(backend, join_spans_kernel<decltype(type)>,
+           dim3(rows, static_cast<unsigned>(args.num_heads)), static_cast<unsigned>(size.head_dim),
+           0, args, spans);
   });
 }
 

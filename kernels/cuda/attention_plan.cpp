@@ -5,61 +5,92 @@
 namespace tandem::cuda {
 namespace {
 
-constexpr int kTileColumns = 8;
-constexpr int kMaxTiles = 4;
+constexpr int kMaxColumns = 32;
 constexpr int kPlainHeads = 8;
 // Blocks for each processor before splitting stops paying.
-constexpr int kWantedBlocks = 3;
+constexpr int kPlainBlocks = 3;
+constexpr std::size_t kMaxScratchBytes = std::size_t{256} << 20;
+// What a processor sets aside for each block that it runs.
+constexpr std::size_t kReservedSharedBytes = 1024;
 
 int divide_up(int n, int unit) { return (n + unit - 1) / unit; }
 
-std::size_t shared_bytes(const AttentionSize& size, int tiles) {
-  constexpr std::size_t kKeys = ops::kAttentionPartition;
-  const auto dim = static_cast<std::size_t>(size.head_dim);
-  if (size.path == AttentionPath::kPlain) {
-    return sizeof(float) * kPlainHeads * (dim + kKeys);  // queries, scores
-  }
-  const auto columns = static_cast<std::size_t>(kTileColumns * tiles);
-  // Queries in rows of whole steps of 32, padded; high and low parts of the probabilities, padded.
-  const std::size_t query_row = (dim + 31) / 32 * 32 + 32;
-  return sizeof(std::uint16_t) * columns * (query_row + 2 * (kKeys + 16));
-}
-
 }  // namespace
 
-AttentionPath attention_path(DType dtype, DType page_dtype) {
-  return dtype == DType::kBF16 && page_dtype == DType::kBF16 ? AttentionPath::kTensor
-                                                             : AttentionPath::kPlain;
+AttentionPath attention_path(DType dtype, DType page_dtype, ops::RowClass row_class) {
+  if (dtype != DType::kBF16 || page_dtype != DType::kBF16) return AttentionPath::kPlain;
+  return row_class == ops::RowClass::kPrompt ? AttentionPath::kPrompt : AttentionPath::kGenerated;
 }
 
-AttentionPlan plan_attention(const AttentionSize& size, int num_processors) {
-  AttentionPlan plan;
-  if (size.path == AttentionPath::kPlain) {
-    plan.heads_per_block = std::min(size.group, kPlainHeads);
-  } else {
-    plan.heads_per_block = std::min(size.group, kTileColumns * kMaxTiles);
-    // Rows of one sequence share its keys and values; blocks that hold whole segments do not mix
-    // sequences.
-    const int fitting = kTileColumns * kMaxTiles / plan.heads_per_block;
-    const int segment_rows = divide_up(size.num_rows, std::max(1, size.num_segments));
-    plan.rows_per_block = std::clamp(segment_rows, 1, fitting);
-    plan.tiles = divide_up(plan.rows_per_block * plan.heads_per_block, kTileColumns);
-    if (plan.tiles == 3) plan.tiles = 4;  // no kernel of its own
-  }
-  plan.head_blocks = divide_up(size.group, plan.heads_per_block);
-  plan.row_blocks = divide_up(size.num_rows, plan.rows_per_block);
-  plan.shared_bytes = shared_bytes(size, plan.tiles);
+GeneratedPlan plan_generated(const AttentionSize& size, const AttentionDevice& device) {
+  GeneratedPlan plan;
+  plan.heads_per_unit = std::min(size.group, kMaxColumns);
+  plan.head_units = divide_up(size.group, plan.heads_per_unit);
+  // Rows of one segment share its keys and values.
+  const int segment_rows = divide_up(size.num_rows, std::max(1, size.num_segments));
+  plan.rows_per_unit = std::clamp(segment_rows, 1, kMaxColumns / plan.heads_per_unit);
+  const int used = plan.rows_per_unit * plan.heads_per_unit;
+  plan.columns = used <= 8 ? 8 : used <= 16 ? 16 : kMaxColumns;
 
-  const std::int64_t spans = num_spans(size.max_context);
+  const auto dim = static_cast<std::size_t>(padded_head_dim(size.head_dim));
+  const std::size_t ring = std::size_t{kSlices} * kStages * kSliceKeys * kStageColumns * 2;
+  plan.shared_bytes = ring + static_cast<std::size_t>(plan.columns) * dim * 2;
+
+  // Blocks stay and walk over units and spans: as many as the processors run at a time.
+  const std::size_t resident = (device.shared_bytes_per_block + kReservedSharedBytes) /
+                               (plan.shared_bytes + kReservedSharedBytes);
+  const int per_processor = plan.columns == kMaxColumns
+                                ? 1  // by registers
+                                : static_cast<int>(std::clamp<std::size_t>(resident, 1, 2));
+  const std::int64_t units = std::int64_t{size.num_rows} * size.num_kv_heads * plan.head_units;
+  const std::int64_t spans =
+      size.max_context > 0 ? span_of(static_cast<int>(size.max_context - 1)) + 1 : 1;
+  plan.grid = static_cast<int>(
+      std::min<std::int64_t>(units * spans, std::int64_t{device.num_processors} * per_processor));
+
+  const std::size_t bundle_bytes =
+      sizeof(float) * kBundleParts * static_cast<std::size_t>(used * part_floats(size.head_dim));
+  plan.bundles = static_cast<int>(std::min<std::size_t>(
+      size.scratch_bytes / bundle_bytes, static_cast<std::size_t>(size.max_arrivals) / 2));
+  return plan;
+}
+
+PromptPlan plan_prompt(const AttentionSize& size) {
+  PromptPlan plan;
+  // The sum over segments of their tiles, ceil(queries / 64), is at most this.
+  plan.tiles = (size.num_rows * size.group + size.num_segments * (kTileQueries - 1)) / kTileQueries;
+  plan.grid = plan.tiles * size.num_kv_heads;
+  const auto row = static_cast<std::size_t>(padded_head_dim(size.head_dim)) * 2;
+  const std::size_t key_rows = 2 * kTileKeys * sizeof(std::uint32_t);
+  plan.shared_bytes = (kTileQueries + 2 * kTileKeys) * row + key_rows;
+  return plan;
+}
+
+PlainPlan plan_plain(const AttentionSize& size, const AttentionDevice& device) {
+  PlainPlan plan;
+  plan.head_blocks = divide_up(size.group, kPlainHeads);
+  plan.shared_bytes = sizeof(float) * kPlainHeads *  // queries, scores
+                      (static_cast<std::size_t>(size.head_dim) + ops::kAttentionPartition);
+  const std::int64_t spans = num_plain_spans(size.max_context);
   const auto needed = static_cast<std::size_t>(size.num_rows) *
                       static_cast<std::size_t>(size.group * size.num_kv_heads) *
-                      static_cast<std::size_t>(spans * span_floats(size.head_dim)) * sizeof(float);
-  const std::int64_t blocks = std::int64_t{plan.row_blocks} * size.num_kv_heads * plan.head_blocks;
+                      static_cast<std::size_t>(spans * part_floats(size.head_dim)) * sizeof(float);
+  const std::int64_t blocks = std::int64_t{size.num_rows} * size.num_kv_heads * plan.head_blocks;
   if (blocks > 0 && size.scratch_bytes >= needed) {
-    plan.splits = static_cast<int>(std::clamp<std::int64_t>(kWantedBlocks * num_processors / blocks,
-                                                            1, std::max<std::int64_t>(1, spans)));
+    plan.splits = static_cast<int>(
+        std::clamp<std::int64_t>(std::int64_t{kPlainBlocks} * device.num_processors / blocks, 1,
+                                 std::max<std::int64_t>(1, spans)));
   }
   return plan;
+}
+
+std::size_t attention_scratch_bytes(int num_heads, int head_dim, int max_rows,
+                                    std::int64_t max_context) {
+  const std::size_t parts = static_cast<std::size_t>(max_rows) *
+                            static_cast<std::size_t>(num_heads) * kBundleParts *
+                            static_cast<std::size_t>(num_bundles(max_context));
+  const auto part_bytes = sizeof(float) * static_cast<std::size_t>(part_floats(head_dim));
+  return std::min(parts * part_bytes, kMaxScratchBytes);
 }
 
 }  // namespace tandem::cuda

@@ -1,24 +1,31 @@
-// How paged attention is spread over blocks. Plain host code.
+// How paged attention is spread over blocks, and the spans of the context that this may cut. Plain
+// host code, and constants that the kernels share with it.
 //
-// The order of a row's reduction: inside a partition of 256 cache indices as the kernel's path says
-// (which depends on the types alone), partitions of a span in ascending order, spans in ascending
-// order. Spans are what blocks can share; whether they do shows in no bit.
+// Three kernels, each with an order of summation of its own; which one a row takes depends on types
+// and on its class only:
+//   kGenerated  BF16, generated rows: bound by the traffic of keys and values
+//   kPrompt     BF16, prompt rows: bound by the matrix units
+//   kPlain      F32 queries or pages: fp32 multiply-adds
+// In all of them a row's order follows from cache indices counted from 0. Spans are what blocks can
+// share; whether they do, and how many processors there are, shows in no bit.
+//
+// Capture: plans, and so grids, are made from the number of rows and segments and from what the
+// page table spans, never from positions or lengths. What a block works on it finds out on the
+// device, from segments, positions and page table, so a captured launch can be replayed over other
+// contents of those arrays while num_rows and num_segments stay.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/ops/batch_view.h"
 #include "kernels/ops/paged_attention.h"
 
 namespace tandem::cuda {
 
-inline constexpr int kSpanPartitions = 2;
-inline constexpr int kSpanTokens = kSpanPartitions * ops::kAttentionPartition;
+enum class AttentionPath { kGenerated, kPrompt, kPlain };
 
-enum class AttentionPath {
-  kTensor,  // BF16 queries and pages
-  kPlain,   // fp32 multiply-adds
-};
+AttentionPath attention_path(DType dtype, DType page_dtype, ops::RowClass row_class);
 
 // What a plan is made from; row counts may change between calls, nothing else.
 struct AttentionSize {
@@ -30,28 +37,113 @@ struct AttentionSize {
   int head_dim = 0;
   std::int64_t max_context = 0;  // tokens that the page table spans
   std::size_t scratch_bytes = 0;
+  int max_arrivals = 0;  // counters that the backend has
 };
 
-// A block works on rows_per_block rows x heads_per_block heads of one KV head, its columns; with
-// kTensor there are 8 * tiles of them at most.
-struct AttentionPlan {
-  int tiles = 1;
-  int rows_per_block = 1;
-  int heads_per_block = 1;
-  int row_blocks = 1;
+struct AttentionDevice {
+  int num_processors = 0;
+  std::size_t shared_bytes_per_block = 0;
+};
+
+// Cache indices, and what kernels add to them, stay well inside an int.
+constexpr std::int64_t kMaxContext = std::int64_t{1} << 30;
+
+// In place of a row of a plane of pages: an entry that nobody sees. Zeros stand for it, because
+// memory that no one has written may hold NaN, and NaN times a probability of 0 is not 0.
+constexpr std::uint32_t kNoRow = 0xffffffffu;
+
+// Prompt rows and generated rows: width of the heads that kernels exist for, rounded up with zeros.
+constexpr int padded_head_dim(int head_dim) { return head_dim <= 128 ? 128 : 256; }
+
+// ---- Generated rows.
+//
+// Short spans first, so that a short context still occupies many processors; long ones later, so
+// that the parts which are put together stay few.
+constexpr int kShortSpan = 128, kMiddleSpan = 256, kLongSpan = 512;  // tokens
+constexpr int kMiddleBegin = 4096, kLongBegin = 32768;               // cache indices
+constexpr int kShortSpans = kMiddleBegin / kShortSpan;
+constexpr int kMiddleSpans = (kLongBegin - kMiddleBegin) / kMiddleSpan;
+
+constexpr int span_of(int index) {
+  if (index < kMiddleBegin) return index / kShortSpan;
+  if (index < kLongBegin) return kShortSpans + (index - kMiddleBegin) / kMiddleSpan;
+  return kShortSpans + kMiddleSpans + (index - kLongBegin) / kLongSpan;
+}
+
+constexpr int span_begin(int span) {
+  if (span <= kShortSpans) return span * kShortSpan;
+  if (span <= kShortSpans + kMiddleSpans) {
+    return kMiddleBegin + (span - kShortSpans) * kMiddleSpan;
+  }
+  return kLongBegin + (span - kShortSpans - kMiddleSpans) * kLongSpan;
+}
+
+// Spans are joined in ascending order within a bundle of so many, then the bundles: in one step the
+// join of a long context would be the work of one block at the end.
+constexpr int kBundleSpans = 32;
+constexpr int bundle_of(int index) { return span_of(index) / kBundleSpans; }
+constexpr int num_bundles(std::int64_t context) {
+  return context > 0 ? bundle_of(static_cast<int>(context - 1)) + 1 : 0;
+}
+
+// Spans of one unit - rows and heads that a block works on together - meet in scratch memory, for
+// each bundle [kBundleParts][columns][kPartHeader + head_dim] fp32: its spans, then their join. The
+// header is {largest score, sum}.
+constexpr int kBundleParts = kBundleSpans + 1;
+constexpr int kPartHeader = 4;
+constexpr int part_floats(int head_dim) { return kPartHeader + head_dim; }
+
+// A block owns up to `columns` pairs of row and head of one KV head. Four slices of it take turns
+// of 16 keys; with 32 columns a slice is two warps.
+constexpr int kSliceKeys = 16;
+constexpr int kSlices = 4;
+constexpr int kStages = 5;          // of a slice's ring
+constexpr int kStageColumns = 128;  // of head_dim, that a stage holds of kSliceKeys rows
+
+struct GeneratedPlan {
+  int columns = 8;  // 8, 16 or 32: the kernel
+  int rows_per_unit = 1;
+  int heads_per_unit = 1;
+  int head_units = 1;  // units that share a KV head's query heads
+  int grid = 0;
+  int bundles = 0;  // for how many there is scratch memory and counters; 0: nothing is shared
+  std::size_t shared_bytes = 0;
+};
+
+GeneratedPlan plan_generated(const AttentionSize& size, const AttentionDevice& device);
+
+// ---- Prompt rows: a block owns 64 queries - pairs of row and head of one KV head - and goes
+// through the context in tiles of 64 keys. A few rows on a long context occupy few processors.
+constexpr int kTileQueries = 64;
+constexpr int kTileKeys = 64;
+
+struct PromptPlan {
+  int tiles = 0;  // of queries, at most: each segment's last may be short
+  int grid = 0;
+  std::size_t shared_bytes = 0;
+};
+
+PromptPlan plan_prompt(const AttentionSize& size);
+
+// ---- Plain: inside a partition of 256 cache indices by keys, partitions of a span in ascending
+// order, spans in ascending order.
+constexpr int kPlainSpanPartitions = 2;
+constexpr int kPlainSpan = kPlainSpanPartitions * ops::kAttentionPartition;
+constexpr std::int64_t num_plain_spans(std::int64_t context) {
+  return (context + kPlainSpan - 1) / kPlainSpan;
+}
+
+struct PlainPlan {
   int head_blocks = 1;  // of a KV head
   int splits = 1;       // blocks that share a row's spans; above 1: spans meet in scratch memory
   std::size_t shared_bytes = 0;
 };
 
-AttentionPath attention_path(DType dtype, DType page_dtype);
+PlainPlan plan_plain(const AttentionSize& size, const AttentionDevice& device);
 
-AttentionPlan plan_attention(const AttentionSize& size, int num_processors);
-
-// Partial results of one row and head: {max, sum, values [head_dim]} for each span.
-constexpr std::int64_t span_floats(int head_dim) { return head_dim + 2; }
-constexpr std::int64_t num_spans(std::int64_t context) {
-  return (context + kSpanTokens - 1) / kSpanTokens;
-}
+// Enough for contexts as long as the table for few rows, and up to a limit that keeps the memory in
+// proportion for many: their contexts fill the processors without being shared to the last.
+std::size_t attention_scratch_bytes(int num_heads, int head_dim, int max_rows,
+                                    std::int64_t max_context);
 
 }  // namespace tandem::cuda

@@ -104,9 +104,14 @@ CudaBackend::CudaBackend(const BackendOptions& options)
       version_text(driver), version_text(runtime), memory_name(device_memory_),
       attribute(cudaDevAttrIntegrated, options.device) != 0 ? ", integrated" : "");
   stream_ = std::make_unique<Stream>();
+  constexpr std::size_t kArrivalBytes = kNumArrivals * sizeof(unsigned);
+  arrivals_ = static_cast<unsigned*>(allocate(kArrivalBytes, MemoryKind::kDevice));
+  zero(arrivals_, kArrivalBytes);
 }
 
-CudaBackend::~CudaBackend() = default;
+CudaBackend::~CudaBackend() {
+  deallocate(arrivals_, kNumArrivals * sizeof(unsigned), MemoryKind::kDevice);
+}
 
 void* CudaBackend::allocate(std::size_t bytes, MemoryKind kind) {
   const std::size_t length = std::max<std::size_t>(bytes, 1);

@@ -26,6 +26,10 @@ struct DeviceLimits {
   bool warpgroup_products = false;
 };
 
+// Counters in device memory, for kernels whose blocks have to know which is the last to finish.
+// They are 0 between kernels: whoever counts leaves them so.
+inline constexpr int kNumArrivals = 1 << 15;
+
 class CudaBackend final : public Backend {
  public:
   // Throws Error{kConfiguration} if the device does not exist or this binary holds no code for it.
@@ -50,6 +54,7 @@ class CudaBackend final : public Backend {
 
   CUstream_st* stream() const;
   const DeviceLimits& limits() const { return limits_; }
+  unsigned* arrivals() const { return arrivals_; }  // [kNumArrivals]
 
  private:
   int num_threads_ = 1;
@@ -57,6 +62,7 @@ class CudaBackend final : public Backend {
   DeviceLimits limits_;
   std::string description_;
   std::unique_ptr<Stream> stream_;
+  unsigned* arrivals_ = nullptr;
 };
 
 bool device_present();

@@ -2,6 +2,9 @@
 // Needs no GPU.
 #include <gtest/gtest.h>
 
+#include <tuple>
+#include <vector>
+
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/linear_plan.h"
 #include "kernels/cuda/targets.h"
@@ -87,28 +90,102 @@ TEST(LinearPlan, RowsAndLimitsChooseTheKernelOnly) {
   }
 }
 
-TEST(AttentionPlan, ColumnsFitAndSplitsNeedScratch) {
-  AttentionSize size{.path = AttentionPath::kTensor,
-                     .num_rows = 32,
-                     .num_segments = 8,
+constexpr AttentionDevice kHopper{.num_processors = 132, .shared_bytes_per_block = 232448};
+constexpr AttentionDevice kSpark{.num_processors = 48, .shared_bytes_per_block = 101376};
+
+AttentionSize generated_rows(int rows, int segments) {
+  return {.path = AttentionPath::kGenerated,
+          .num_rows = rows,
+          .num_segments = segments,
+          .num_kv_heads = 4,
+          .group = 6,
+          .head_dim = 256,
+          .max_context = 262144,
+          .scratch_bytes = attention_scratch_bytes(24, 256, rows, 262144),
+          .max_arrivals = 32768};
+}
+
+TEST(AttentionPlan, SpansCoverTheContextInOrder) {
+  EXPECT_EQ(span_begin(0), 0);
+  for (int span = 0; span < span_of(262143); ++span) {
+    ASSERT_LT(span_begin(span), span_begin(span + 1));
+    ASSERT_EQ(span_of(span_begin(span)), span);
+    ASSERT_EQ(span_of(span_begin(span + 1) - 1), span);
+    ASSERT_EQ(span_begin(span) % (kSlices * kSliceKeys), 0) << "slices keep their keys";
+  }
+  EXPECT_EQ(num_bundles(0), 0);
+  EXPECT_EQ(num_bundles(kMiddleBegin), 1);
+  EXPECT_EQ(num_bundles(kMiddleBegin + 1), 2);
+}
+
+TEST(AttentionPlan, UnitsHoldTheRowsOfASegment) {
+  for (const auto& [rows, segments, columns, per_unit] :
+       {std::tuple{1, 1, 8, 1}, {8, 8, 8, 1}, {8, 4, 16, 2}, {16, 4, 32, 4}, {64, 1, 32, 5}}) {
+    for (const AttentionDevice& device : {kHopper, kSpark}) {
+      const GeneratedPlan plan = plan_generated(generated_rows(rows, segments), device);
+      EXPECT_EQ(plan.columns, columns);
+      EXPECT_EQ(plan.rows_per_unit, per_unit);
+      EXPECT_LE(plan.rows_per_unit * plan.heads_per_unit, plan.columns);
+      EXPECT_LE(plan.shared_bytes, device.shared_bytes_per_block);
+      EXPECT_LE(plan.grid, 2 * device.num_processors);
+      EXPECT_GE(plan.grid, device.num_processors);
+    }
+  }
+  AttentionSize many_heads = generated_rows(3, 1);
+  many_heads.group = 40;
+  const GeneratedPlan plan = plan_generated(many_heads, kHopper);
+  EXPECT_EQ(plan.head_units, 2);
+  EXPECT_EQ(plan.rows_per_unit, 1);
+}
+
+TEST(AttentionPlan, WhatIsSharedFitsScratchMemoryAndCounters) {
+  AttentionSize size = generated_rows(16, 4);
+  const GeneratedPlan plan = plan_generated(size, kHopper);
+  const auto unit_floats =
+      static_cast<std::size_t>(plan.rows_per_unit * plan.heads_per_unit * part_floats(256));
+  EXPECT_LE(static_cast<std::size_t>(plan.bundles) * kBundleParts * unit_floats * sizeof(float),
+            size.scratch_bytes);
+  EXPECT_LE(2 * plan.bundles, size.max_arrivals);
+  // Four sequences of 128K, which is 34 GB of keys and values in 16 layers.
+  EXPECT_GE(plan.bundles, 4 * 4 * num_bundles(131072));
+  size.scratch_bytes = 0;
+  EXPECT_EQ(plan_generated(size, kHopper).bundles, 0);
+  EXPECT_LE(attention_scratch_bytes(24, 256, 8192, 262144), std::size_t{256} << 20);
+}
+
+TEST(AttentionPlan, PromptTilesCoverEverySegment) {
+  for (const int group : {1, 6, 7, 40}) {
+    for (const auto& segments : {std::vector{1}, {2048}, {11, 1, 1, 64, 300}, {10, 11, 21, 22}}) {
+      int rows = 0, tiles = 0;
+      for (const int n : segments) {
+        rows += n;
+        tiles += (n * group + kTileQueries - 1) / kTileQueries;
+      }
+      const PromptPlan plan = plan_prompt({.path = AttentionPath::kPrompt,
+                                           .num_rows = rows,
+                                           .num_segments = static_cast<int>(segments.size()),
+                                           .num_kv_heads = 2,
+                                           .group = group,
+                                           .head_dim = 256});
+      EXPECT_GE(plan.tiles, tiles);
+      EXPECT_LT(plan.tiles, tiles + static_cast<int>(segments.size()));
+      EXPECT_EQ(plan.grid, 2 * plan.tiles);
+      EXPECT_LE(plan.shared_bytes, kSpark.shared_bytes_per_block);
+    }
+  }
+}
+
+TEST(AttentionPlan, PlainSplitsNeedScratch) {
+  AttentionSize size{.num_rows = 1,
+                     .num_segments = 1,
                      .num_kv_heads = 4,
                      .group = 6,
                      .head_dim = 256,
                      .max_context = 32768};
-  AttentionPlan plan = plan_attention(size, 132);
-  EXPECT_EQ(plan.rows_per_block, 4);  // a segment's
-  EXPECT_EQ(plan.row_blocks, 8);
-  EXPECT_EQ(plan.splits, 1);
-  EXPECT_LE(plan.shared_bytes, std::size_t{101376});
-  size.scratch_bytes = std::size_t{1} << 40;
-  plan = plan_attention(size, 132);
-  EXPECT_GT(plan.splits, 1);
-  EXPECT_LE(plan.splits, num_spans(size.max_context));
-  size.group = 64;
-  plan = plan_attention(size, 132);
-  EXPECT_EQ(plan.head_blocks, 2);
-  EXPECT_EQ(plan.rows_per_block, 1);
-  EXPECT_LE(plan.rows_per_block * plan.heads_per_block, 8 * plan.tiles);
+  EXPECT_EQ(plan_plain(size, kHopper).splits, 1);
+  size.scratch_bytes = attention_scratch_bytes(24, 256, 1, 32768);
+  EXPECT_GT(plan_plain(size, kHopper).splits, 1);
+  EXPECT_LE(plan_plain(size, kHopper).splits, num_plain_spans(size.max_context));
 }
 
 }  // namespace
