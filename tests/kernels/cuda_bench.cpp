@@ -329,7 +329,9 @@ void run() {
   bench_delta_rule(bench, RowClass::kGenerated, 1, 1, 1);
   bench_delta_rule(bench, RowClass::kGenerated, 8, 1, 1);
   bench_delta_rule(bench, RowClass::kGenerated, 8, 4, 3);
+  bench_delta_rule(bench, RowClass::kGenerated, 16, 6, 5);
   bench_delta_rule(bench, RowClass::kPrompt, 1, 512, 0);
+  bench_delta_rule(bench, RowClass::kPrompt, 1, 2048, 0);
   bench_delta_rule(bench, RowClass::kPrompt, 4, 512, 0);
   bench_rows(bench);
 }
