@@ -52,6 +52,7 @@ struct Dispatch {
   int operator()(const tandem::ReportOptions& o) const { return tandem::report_command(o); }
   int operator()(const tandem::ReplayOptions& o) const { return tandem::replay_command(o); }
   int operator()(const tandem::InspectOptions& o) const { return tandem::inspect_command(o); }
+  int operator()(const tandem::BenchOptions& o) const { return tandem::bench_command(o); }
 };
 
 }  // namespace

@@ -1,121 +1,124 @@
 #include "bench/gemm.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <vector>
 
 #include "base/counter_rng.h"
-#include "base/error.h"
 #include "base/types.h"
+#include "bench/bench_buffer.h"
 
 namespace tandem {
 namespace {
 
-// Memory of the backend, given back at the end of the scope.
-class BenchBuffer {
- public:
-  BenchBuffer(Backend& backend, std::size_t bytes)
-      : backend_(backend), bytes_(bytes), data_(backend.allocate(bytes)) {}
-  ~BenchBuffer() { backend_.deallocate(data_, bytes_); }
-  BenchBuffer(const BenchBuffer&) = delete;
-  BenchBuffer& operator=(const BenchBuffer&) = delete;
-  void* data() const { return data_; }
-
- private:
-  Backend& backend_;
-  std::size_t bytes_;
-  void* data_;
-};
-
-float random_value(std::uint64_t seed, std::size_t i) {
-  const std::uint32_t bits =
-      random_bits({.seed = seed}, 0, RngPurpose::kDummyWeight, static_cast<std::uint32_t>(i));
-  return uniform01(bits) - 0.5f;
-}
-
-// Values repeat after a prime length: as good as fresh ones for timing and checking, and quick.
-constexpr std::size_t kPeriod = 65521;
+constexpr std::size_t kScaleAlignment = 256;
+constexpr std::int64_t kMostCopies = 64;
 
 std::vector<bf16> random_bf16(std::uint64_t seed, std::size_t count) {
+  // Repeated after a prime length, as the weights are.
+  constexpr std::size_t kPeriod = 65521;
   std::vector<bf16> values(count);
-  for (std::size_t i = 0; i < std::min(count, kPeriod); ++i)
-    values[i] = to_bf16(random_value(seed, i));
-  for (std::size_t i = kPeriod; i < count; ++i) values[i] = values[i - kPeriod];
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto at = static_cast<std::uint32_t>(i);
+    values[i] =
+        i < kPeriod
+            ? to_bf16(uniform01(random_bits({.seed = seed}, 0, RngPurpose::kDummyWeight, at)) -
+                      0.5f)
+            : values[i - kPeriod];
+  }
   return values;
 }
 
-std::vector<float> random_f32(std::uint64_t seed, std::size_t count) {
-  std::vector<float> values(count);
-  for (std::size_t i = 0; i < std::min(count, kPeriod); ++i) values[i] = random_value(seed, i);
-  for (std::size_t i = kPeriod; i < count; ++i) values[i] = values[i - kPeriod];
-  return values;
-}
-
-// Weights of one benchmark: on the host for the check, on the device for the run.
-struct Weights {
-  std::vector<bf16> narrow;
-  std::vector<float> wide;
-
-  Weights(ops::WeightFormat format, std::size_t count) {
-    TANDEM_CHECK(format == ops::WeightFormat::kBf16 || format == ops::WeightFormat::kF32,
-                 "format {}", static_cast<int>(format));
-    if (format == ops::WeightFormat::kBf16) {
-      narrow = random_bf16(2, count);
-    } else {
-      wide = random_f32(2, count);
-    }
+// Equal copies of a weight side by side; each call takes the next one.
+class WeightRing {
+ public:
+  WeightRing(Backend& backend, const BenchWeights& weights, std::int64_t ring_bytes)
+      : layout_(weights.layout()),
+        copies_(static_cast<std::size_t>(
+            std::clamp<std::int64_t>(ring_bytes / weights.bytes() + 1, 1, kMostCopies))),
+        scales_at_(round_up(weights.codes().size())),
+        copy_bytes_(scales_at_ + round_up(weights.scales().size())),
+        memory_(backend, copies_ * copy_bytes_) {
+    backend.copy(memory_.at(0), weights.codes().data(), weights.codes().size());
+    if (!weights.scales().empty())
+      backend.copy(memory_.at(scales_at_), weights.scales().data(), weights.scales().size());
+    for (std::size_t i = 1; i < copies_; ++i)
+      backend.copy(memory_.at(i * copy_bytes_), memory_.at(0), copy_bytes_);
+    backend.synchronize();
   }
-  std::size_t bytes() const { return narrow.size() * sizeof(bf16) + wide.size() * sizeof(float); }
-  const void* data() const {
-    return narrow.empty() ? static_cast<const void*>(wide.data()) : narrow.data();
+
+  int copies() const { return static_cast<int>(copies_); }
+  ops::LinearWeight next() {
+    ops::LinearWeight w = layout_;
+    w.data = memory_.at(at_ * copy_bytes_);
+    w.scales = memory_.at(at_ * copy_bytes_ + scales_at_);
+    at_ = (at_ + 1) % copies_;
+    return w;
   }
-  double value(std::size_t i) const { return narrow.empty() ? wide[i] : to_float(narrow[i]); }
+
+ private:
+  static std::size_t round_up(std::size_t bytes) {
+    return (bytes + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
+  }
+
+  ops::LinearWeight layout_;
+  std::size_t copies_;
+  std::size_t scales_at_;  // in a copy
+  std::size_t copy_bytes_;
+  BenchBuffer memory_;
+  std::size_t at_ = 0;
 };
 
 double largest_error(const GemmShape& shape, int rows, const std::vector<bf16>& x,
-                     const Weights& weights, const std::vector<float>& y) {
-  const auto outs = static_cast<std::size_t>(shape.out_features);
-  const auto columns = static_cast<std::size_t>(shape.in_features);
+                     const BenchWeights& weights, const std::vector<float>& y) {
+  const std::int64_t outs = shape.out_features, columns = shape.in_features;
   double largest = 0;
-  for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r) {
-    for (std::size_t n = r % 7; n < outs; n += outs / 16 + 1) {
+  for (std::int64_t r = 0; r < rows; r += rows / 16 + 1) {
+    for (std::int64_t n = r % 7 % outs; n < outs; n += outs / 16 + 1) {
       double sum = 0, magnitude = 0;
-      for (std::size_t k = 0; k < columns; ++k) {
-        const double term = to_float(x[r * columns + k]) * weights.value(n * columns + k);
+      for (std::int64_t k = 0; k < columns; ++k) {
+        const double term =
+            to_float(x[static_cast<std::size_t>(r * columns + k)]) * weights.value(n, k);
         sum += term;
         magnitude += std::abs(term);
       }
-      largest = std::max(largest, std::abs(y[r * outs + n] - sum) / magnitude);
+      const double error = std::abs(y[static_cast<std::size_t>(r * outs + n)] - sum) / magnitude;
+      // A NaN is the largest error of all.
+      if (!(error <= largest)) largest = std::isnan(error) ? HUGE_VAL : error;
     }
   }
   return largest;
 }
 
-GemmBenchResult bench_one(Backend& backend, const GemmBenchOptions& options,
-                          ops::WeightFormat format, const GemmShape& shape, const Weights& weights,
-                          const void* device_weights, int rows) {
+GemmBenchResult bench_one(Backend& backend, const GemmBenchOptions& options, const GemmShape& shape,
+                          const BenchWeights& weights, WeightRing& ring, int rows) {
   const auto x = random_bf16(1, static_cast<std::size_t>(rows * shape.in_features));
   std::vector<float> y(static_cast<std::size_t>(rows * shape.out_features));
   const std::size_t x_bytes = x.size() * sizeof(bf16), y_bytes = y.size() * sizeof(float);
-  BenchBuffer device_x(backend, x_bytes), device_y(backend, y_bytes);
-  backend.copy(device_x.data(), x.data(), x_bytes);
-  const ops::LinearArgs args{.x = device_x.data(),
-                             .x_stride = shape.in_features,
-                             .num_rows = rows,
-                             .weight = {.format = format,
-                                        .out_features = shape.out_features,
-                                        .in_features = shape.in_features,
-                                        .data = device_weights},
-                             .y = device_y.data(),
-                             .y_dtype = DType::kF32,
-                             .y_stride = shape.out_features};
-  GemmBenchResult result{.format = format, .shape = shape, .num_rows = rows};
-  result.bytes = static_cast<std::int64_t>(weights.bytes() + x_bytes + y_bytes);
-  result.seconds = least_median_s(options.repeats, [&] {
+  const BenchBuffer device_x(backend, x_bytes), device_y(backend, y_bytes);
+  backend.copy(device_x.as(), x.data(), x_bytes);
+  ops::LinearArgs args{
+      .x = device_x.as(),
+      .x_stride = shape.in_features,
+      .num_rows = rows,
+      .weight = {},
+      .row_class = rows < kPromptRows ? ops::RowClass::kGenerated : ops::RowClass::kPrompt,
+      .y = device_y.as(),
+      .y_dtype = DType::kF32,
+      .y_stride = shape.out_features};
+  const auto work = [&] {
+    args.weight = ring.next();
     ops::linear(backend, args);
-    backend.synchronize();
-  });
-  backend.copy(y.data(), device_y.data(), y_bytes);
+  };
+  GemmBenchResult result{.format = weights.layout().format, .shape = shape, .num_rows = rows};
+  result.bytes = weights.bytes() + static_cast<std::int64_t>(x_bytes + y_bytes);
+  // A graph is replayed with the pointers it was captured with: it has to hold the whole ring.
+  const bool captured = backend.kind() == BackendKind::kCuda;
+  const int calls = calls_for_sample(backend, options.sample_s, work);
+  result.seconds = device_seconds(backend, options.repeats,
+                                  {.submit = ops::Submit::kCaptured,
+                                   .calls = captured ? std::max(calls, ring.copies()) : calls},
+                                  work);
+  backend.copy(y.data(), device_y.as(), y_bytes);
   backend.synchronize();
   result.error = largest_error(shape, rows, x, weights, y);
   return result;
@@ -123,47 +126,22 @@ GemmBenchResult bench_one(Backend& backend, const GemmBenchOptions& options,
 
 }  // namespace
 
-double measure_read_bandwidth(Backend& backend, std::int64_t bytes, const BenchRepeats& repeats) {
-  // Lines are asked for 4 KiB ahead: the hardware's prefetch alone reads a tenth less.
-  constexpr std::int64_t kLineWords = 8, kWordsAhead = 512;
-  const std::int64_t words =
-      bytes / static_cast<std::int64_t>(sizeof(std::uint64_t)) / kLineWords * kLineWords;
-  BenchBuffer buffer(backend, static_cast<std::size_t>(bytes));
-  backend.zero(buffer.data(), static_cast<std::size_t>(bytes));
-  backend.synchronize();
-  const auto* data = static_cast<const std::uint64_t*>(buffer.data());
-  std::uint64_t sum = 0;
-  const double seconds = least_median_s(repeats, [&] {
-    std::uint64_t total = 0;
-    // Small pieces handed out as threads become free: a core that others use costs its share only.
-    constexpr std::int64_t kPiece = std::int64_t{1} << 17;
-#pragma omp parallel for num_threads(backend.num_threads()) schedule(dynamic, 1) reduction(+ : total)
-    for (std::int64_t begin = 0; begin < words; begin += kPiece) {
-      const std::int64_t end = std::min(words, begin + kPiece);
-      std::uint64_t part = 0;
-      for (std::int64_t i = begin; i < end; i += kLineWords) {
-        __builtin_prefetch(data + i + kWordsAhead);
-        for (std::int64_t j = 0; j < kLineWords; ++j) part += data[i + j];
-      }
-      total += part;
-    }
-    sum += total;
-  });
-  TANDEM_CHECK(sum == 0, "zeros add up to {}", sum);  // and the reads were not optimized away
-  return static_cast<double>(bytes) / seconds;
+std::vector<GemmShape> model_shapes() {
+  return {{17408, 5120, "mlp gate, up"},  {5120, 17408, "mlp down"},
+          {10240, 5120, "delta-net qkv"}, {6144, 5120, "delta-net z"},
+          {12288, 5120, "attention q"},   {5120, 6144, "attention o, delta-net out"},
+          {248320, 5120, "lm head", 64}};
 }
 
 std::vector<GemmBenchResult> run_gemm_bench(Backend& backend, const GemmBenchOptions& options) {
   std::vector<GemmBenchResult> results;
   for (const ops::WeightFormat format : options.formats) {
     for (const GemmShape& shape : options.shapes) {
-      const Weights weights(format,
-                            static_cast<std::size_t>(shape.out_features * shape.in_features));
-      BenchBuffer device_weights(backend, weights.bytes());
-      backend.copy(device_weights.data(), weights.data(), weights.bytes());
+      const BenchWeights weights(format, shape);
+      WeightRing ring(backend, weights, options.ring_bytes);
       for (const int rows : options.rows) {
-        results.push_back(
-            bench_one(backend, options, format, shape, weights, device_weights.data(), rows));
+        if (rows > shape.most_rows) continue;
+        results.push_back(bench_one(backend, options, shape, weights, ring, rows));
       }
     }
   }

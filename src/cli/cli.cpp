@@ -25,7 +25,8 @@ constexpr const char* kExamples =
     "  tandem run jobs/smoke.yaml\n"
     "  mpirun -np 2 --hostfile hostfiles/spark.hosts tandem run jobs/four_tasks.yaml\n"
     "  tandem plan jobs/four_tasks.yaml --np 2\n"
-    "  tandem report results/smoke.h5 --methods\n\n";
+    "  tandem report results/smoke.h5 --methods\n"
+    "  mpirun -np 2 tandem bench collective\n\n";
 
 void add_overrides(CLI::App& command, std::vector<std::string>& overrides) {
   command
@@ -39,6 +40,14 @@ void add_overrides(CLI::App& command, std::vector<std::string>& overrides) {
 
 void add_job_file(CLI::App& command, std::string& job_file) {
   command.add_option("job", job_file, "Job file (YAML)")->required()->type_name("JOB.yaml");
+}
+
+std::int64_t size_argument(const char* option, const std::string& text, const char* example) {
+  const auto bytes = parse_bytes(text);
+  if (!bytes || *bytes == 0) {
+    throw CLI::ValidationError(option, fmt::format("'{}' is not a size like {}", text, example));
+  }
+  return *bytes;
 }
 
 void add_run(CLI::App& app, RunOptions& o) {
@@ -71,11 +80,7 @@ void add_plan(CLI::App& app, PlanOptions& o) {
   c.add_option_function<std::string>(
        "--mem-available",
        [&o](const std::string& text) {
-         o.mem_available_bytes = parse_bytes(text);
-         if (!o.mem_available_bytes || *o.mem_available_bytes == 0) {
-           throw CLI::ValidationError("--mem-available",
-                                      fmt::format("'{}' is not a size like 119GiB", text));
-         }
+         o.mem_available_bytes = size_argument("--mem-available", text, "119GiB");
        },
        "MemAvailable of the host planned for, 119GiB say; without it, that of this host")
       ->type_name("SIZE");
@@ -125,6 +130,63 @@ void add_inspect(CLI::App& app, InspectOptions& o) {
       ->capture_default_str();
 }
 
+CLI::App& add_bench_kind(CLI::App& bench, BenchOptions& o, BenchKind kind, const char* name,
+                         const char* description) {
+  auto& c = *bench.add_subcommand(name, description);
+  c.parse_complete_callback([&o, kind] { o.kind = kind; });
+  c.add_option("--backend", o.backend, "Which backend to measure")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  c.add_option("--threads", o.threads,
+               "Threads of the CPU backend; 0: OMP_NUM_THREADS, or this rank's share of the cores")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  c.add_flag("--json", o.json, "JSON instead of a table");
+  c.footer("Exit code 1 when a result was wrong.");
+  return c;
+}
+
+void add_bench(CLI::App& app, BenchOptions& o) {
+  auto& bench = *app.add_subcommand(
+      "bench", "Micro-benchmarks of what bounds a job; under mpirun, on all ranks");
+  bench.require_subcommand(1);
+  auto& memory = add_bench_kind(bench, o, BenchKind::kMemory, "memory",
+                                "Bandwidth of the backend's memory: read, write, copy, add");
+  memory
+      .add_option_function<std::string>(
+          "--bytes",
+          [&o](const std::string& text) { o.bytes = size_argument("--bytes", text, "2GiB"); },
+          "Size of each of three arrays; 2GiB on a GPU, 256MiB on a CPU when not given")
+      ->type_name("SIZE");
+  auto& gemm = add_bench_kind(
+      bench, o, BenchKind::kGemm, "gemm",
+      "Linears of a model's shapes by weight format and rows, against the measured bandwidth and "
+      "matrix rate");
+  gemm.add_option("--format", o.formats,
+                  "Weight formats: bf16, f32, fp8_block, fp8_tensor, fp8_channel, nvfp4, mxfp4, "
+                  "int8_channel, int8_group, or all; bf16, fp8_block and nvfp4 when not given")
+      ->delimiter(',')
+      ->type_name("NAME[,NAME]");
+  gemm.add_option("--shape", o.shapes,
+                  "Outputs x inputs, as in 17408x5120; the linears of Qwen3.8-27B when not given")
+      ->delimiter(',')
+      ->type_name("NxK[,NxK]");
+  gemm.add_option("--rows", o.rows,
+                  "Rows of x; 1,2,4,8,16,32,64 and, on a GPU, 2048 when not given")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 16))
+      ->type_name("M[,M]");
+  auto& collective =
+      add_bench_kind(bench, o, BenchKind::kCollective, "collective",
+                     "All-reduce and all-gather over the ranks, by size, with the sums checked");
+  collective
+      .add_option_function<std::string>(
+          "--max-bytes",
+          [&o](const std::string& text) { o.bytes = size_argument("--max-bytes", text, "1GiB"); },
+          "Largest message; 1GiB on GPUs, 64MiB on CPUs when not given")
+      ->type_name("SIZE");
+}
+
 // "unknown command 'rum'" says more than CLI11's list of unexpected arguments.
 std::string usage_problem(const CLI::App& app, const CLI::ParseError& error, int argc,
                           const char* const* argv) {
@@ -150,6 +212,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   ReportOptions report;
   ReplayOptions replay;
   InspectOptions inspect;
+  BenchOptions bench;
 
   CLI::App app("Tandem: offline LLM inference as an MPI batch job, with results in HDF5.",
                "tandem");
@@ -164,6 +227,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   add_report(app, report);
   add_replay(app, replay);
   add_inspect(app, inspect);
+  add_bench(app, bench);
 
   const auto refuse = [&](const std::string& what) {
     const auto chosen = app.get_subcommands();
@@ -189,6 +253,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   if (name == "plan") return plan;
   if (name == "report") return report;
   if (name == "replay") return replay;
+  if (name == "bench") return bench;
   TANDEM_CHECK(name == "inspect", "command {}", name);
   inspect.verify = inspect.verify || inspect.manifest.has_value();
   return inspect;

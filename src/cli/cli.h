@@ -14,7 +14,7 @@ struct HelpRequest {
 struct VersionRequest {};
 
 using CommandLine = std::variant<HelpRequest, VersionRequest, RunOptions, PlanOptions,
-                                 ReportOptions, ReplayOptions, InspectOptions>;
+                                 ReportOptions, ReplayOptions, InspectOptions, BenchOptions>;
 
 // Throws Error{kConfiguration} for a usage error, naming the argument and the help to read.
 CommandLine parse_command_line(int argc, const char* const* argv);

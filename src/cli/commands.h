@@ -52,11 +52,27 @@ struct InspectOptions {
   int np = 1;
 };
 
+enum class BenchKind { kMemory, kGemm, kCollective };
+
+struct BenchOptions {
+  BenchKind kind = BenchKind::kMemory;
+  std::string backend = "auto";  // auto, cpu, cuda
+  int threads = 0;               // of the CPU backend; 0: this rank's share of the host
+  // memory: of each array; collective: the largest message. Empty: what suits the backend.
+  std::optional<std::int64_t> bytes;
+  // gemm; empty: what suits the backend.
+  std::vector<std::string> formats;  // "bf16", "fp8_block", ...
+  std::vector<std::string> shapes;   // "17408x5120"
+  std::vector<int> rows;
+  bool json = false;
+};
+
 int run_command(const RunOptions& options);
 int plan_command(const PlanOptions& options);
 int report_command(const ReportOptions& options);
 int replay_command(const ReplayOptions& options);
 int inspect_command(const InspectOptions& options);
+int bench_command(const BenchOptions& options);
 
 // The overrides of --set with --output appended as output.file, ready for load_job().
 std::vector<std::string> run_overrides(const RunOptions& options);

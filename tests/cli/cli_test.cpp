@@ -105,6 +105,25 @@ TEST(Cli, InspectManifestImpliesVerify) {
   EXPECT_EQ(o.np, 4);
 }
 
+TEST(Cli, BenchSaysWhichAndWhatOf) {
+  const auto memory = parse_as<BenchOptions>({"bench", "memory"});
+  EXPECT_EQ(memory.kind, BenchKind::kMemory);
+  EXPECT_EQ(memory.backend, "auto");
+  EXPECT_FALSE(memory.bytes.has_value() || memory.json);
+  const auto gemm =
+      parse_as<BenchOptions>({"bench", "gemm", "--backend", "cpu", "--format", "bf16,nvfp4",
+                              "--shape", "64x32", "--rows", "1,16", "--json"});
+  EXPECT_EQ(gemm.kind, BenchKind::kGemm);
+  EXPECT_EQ(gemm.backend, "cpu");
+  EXPECT_THAT(gemm.formats, ElementsAre("bf16", "nvfp4"));
+  EXPECT_THAT(gemm.shapes, ElementsAre("64x32"));
+  EXPECT_THAT(gemm.rows, ElementsAre(1, 16));
+  EXPECT_TRUE(gemm.json);
+  const auto collective = parse_as<BenchOptions>({"bench", "collective", "--max-bytes", "1MiB"});
+  EXPECT_EQ(collective.kind, BenchKind::kCollective);
+  EXPECT_EQ(collective.bytes, 1 << 20);
+}
+
 TEST(Cli, VersionNeedsNoCommand) {
   EXPECT_TRUE(std::holds_alternative<VersionRequest>(parse({"--version"})));
 }
@@ -112,7 +131,7 @@ TEST(Cli, VersionNeedsNoCommand) {
 TEST(Cli, HelpNamesEveryCommandAndOption) {
   const auto top = help_of({"--help"});
   for (const char* word :
-       {"run", "plan", "report", "replay", "inspect", "--version", "Exit codes"}) {
+       {"run", "plan", "report", "replay", "inspect", "bench", "--version", "Exit codes"}) {
     EXPECT_THAT(top, HasSubstr(word));
   }
   const auto run = help_of({"run", "--help"});
@@ -124,6 +143,8 @@ TEST(Cli, HelpNamesEveryCommandAndOption) {
   EXPECT_THAT(help_of({"report", "--help"}), HasSubstr("--redact"));
   EXPECT_THAT(help_of({"replay", "--help"}), HasSubstr("--sample"));
   EXPECT_THAT(help_of({"inspect", "--help"}), HasSubstr("--manifest"));
+  EXPECT_THAT(help_of({"bench", "--help"}), HasSubstr("collective"));
+  EXPECT_THAT(help_of({"bench", "gemm", "--help"}), HasSubstr("--shape"));
 }
 
 TEST(Cli, UsageErrors) {
@@ -136,6 +157,10 @@ TEST(Cli, UsageErrors) {
   EXPECT_THAT(usage_error({"run", "a.yaml", "--set"}), HasSubstr("--set"));
   EXPECT_THAT(usage_error({"run", "a.yaml", "--resume", "--overwrite"}), HasSubstr("--resume"));
   EXPECT_THAT(usage_error({"plan", "a.yaml", "--np", "0"}), HasSubstr("--np"));
+  EXPECT_THAT(usage_error({"bench"}), HasSubstr("bench: A subcommand is required"));
+  EXPECT_THAT(usage_error({"bench", "memory", "--bytes", "2GB"}), HasSubstr("2GB"));
+  EXPECT_THAT(usage_error({"bench", "gemm", "--rows", "0"}), HasSubstr("--rows"));
+  EXPECT_THAT(usage_error({"bench", "memory", "--backend", "gpu"}), HasSubstr("--backend"));
   EXPECT_THAT(usage_error({"plan", "a.yaml", "--np", "two"}), HasSubstr("--np"));
   EXPECT_THAT(usage_error({"plan", "a.yaml", "--mem-available", "12GB"}), HasSubstr("12GB"));
   EXPECT_THAT(usage_error({"report"}), HasSubstr("files is required"));

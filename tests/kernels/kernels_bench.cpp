@@ -12,6 +12,7 @@
 #include "base/types.h"
 #include "base/units.h"
 #include "bench/gemm.h"
+#include "bench/memory.h"
 #include "bench/timing.h"
 #include "kernels/backend.h"
 #include "kernels/ops/gated_delta_rule.h"
