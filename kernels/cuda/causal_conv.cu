@@ -1,6 +1,6 @@
 // Depthwise causal convolution and its window of past inputs. One thread a channel; generated rows
 // of a segment go through one thread, which then rewrites its channel of the window. Prompt rows
-// are many: each has its own thread, and a second kernel slides the windows when all have read
+// are many: a thread takes eight of them, and a second kernel slides the windows when all have read
 // them.
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device/numeric.cuh"
@@ -12,6 +12,8 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kPromptRows = 8;  // of a thread
+constexpr int kTaps = 4;        // of all known models
 
 // One channel of one segment.
 template <class T>
@@ -46,6 +48,27 @@ struct Channel {
                 static_cast<T*>(a.y) + std::int64_t{segment.first_row + row} * a.channels + c);
   }
 
+  // kPromptRows rows at once: each input is loaded once, all of them together. The sums are those
+  // of convolve(). For kernels of kTaps.
+  __device__ void convolve_rows(const ops::CausalConvArgs& a, const ops::Segment& segment,
+                                int first_row) const {
+    float weight[kTaps], inputs[kPromptRows + kTaps - 1];
+#pragma unroll
+    for (int j = 0; j < kTaps; ++j) weight[j] = a.weight[std::int64_t{c} * kTaps + j];
+#pragma unroll
+    for (int i = 0; i < kPromptRows + kTaps - 1; ++i) {
+      inputs[i] = to_float(input(a, first_row - (kTaps - 1) + i));
+    }
+    T* y = static_cast<T*>(a.y) + (std::int64_t{segment.first_row} + first_row) * a.channels + c;
+#pragma unroll
+    for (int row = 0; row < kPromptRows; ++row) {
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) sum = fmaf(weight[j], inputs[row + j], sum);
+      store_float(silu(sum), y + std::int64_t{row} * a.channels);
+    }
+  }
+
   // Columns in ascending order never overwrite what is still to be read: each comes from its own
   // place or from one above it.
   __device__ void advance_window(const ops::CausalConvArgs& a, int first_row, int columns) const {
@@ -69,10 +92,19 @@ __global__ void __launch_bounds__(kThreads) causal_conv_round_kernel(ops::Causal
 template <class T>
 __global__ void __launch_bounds__(kThreads) causal_conv_prompt_kernel(ops::CausalConvArgs a) {
   const int c = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
-  const int row = static_cast<int>(blockIdx.x);
-  const ops::Segment* segment = segment_of_row(a.batch, row);
-  if (c >= a.channels || segment == nullptr) return;
-  Channel<T>(a, *segment, c).convolve(a, *segment, row - segment->first_row);
+  if (c >= a.channels) return;
+  const int first = static_cast<int>(blockIdx.x) * kPromptRows;
+  const ops::Segment* segment = segment_of_row(a.batch, first);
+  if (segment != nullptr && a.kernel == kTaps &&
+      first + kPromptRows <= segment->first_row + segment->num_rows) {
+    return Channel<T>(a, *segment, c).convolve_rows(a, *segment, first - segment->first_row);
+  }
+  const int end = min(first + kPromptRows, a.batch.num_rows);
+  for (int row = first; row < end; ++row) {
+    segment = segment_of_row(a.batch, row);
+    if (segment == nullptr) continue;
+    Channel<T>(a, *segment, c).convolve(a, *segment, row - segment->first_row);
+  }
 }
 
 template <class T>
@@ -87,11 +119,11 @@ template <class T>
 void run(const CudaBackend& backend, const ops::CausalConvArgs& args) {
   const unsigned channel_blocks = blocks_for(args.channels, kThreads);
   const dim3 by_segment(static_cast<unsigned>(args.batch.num_segments), channel_blocks);
-  const dim3 by_row(static_cast<unsigned>(args.batch.num_rows), channel_blocks);
+  const dim3 by_rows(blocks_for(args.batch.num_rows, kPromptRows), channel_blocks);
   if (args.batch.row_class == ops::RowClass::kGenerated) {
     return launch(backend, causal_conv_round_kernel<T>, by_segment, kThreads, 0, args);
   }
-  launch(backend, causal_conv_prompt_kernel<T>, by_row, kThreads, 0, args);
+  launch(backend, causal_conv_prompt_kernel<T>, by_rows, kThreads, 0, args);
   launch(backend, causal_conv_slide_kernel<T>, by_segment, kThreads, 0, args);
 }
 

@@ -10,6 +10,8 @@
 // A block that is cut by chunks is redone from its first row, from the raw rows that the open block
 // keeps: the state has not moved, and a row depends only on rows before it, so every row comes out
 // with the same bits. (Finite ones: zeros of the triangle do not hide a later row's NaN.)
+#include <algorithm>
+
 #include "kernels/cuda/device/mma_tf32.cuh"
 #include "kernels/cuda/gated_delta_blocks.cuh"
 
