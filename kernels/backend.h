@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace tandem {
 
@@ -71,5 +72,12 @@ class Backend {
 std::unique_ptr<Backend> make_backend(BackendKind kind, const BackendOptions& options);
 // The default: CUDA where it is compiled in and a device is there, otherwise CPU.
 BackendKind default_backend();
+
+struct VisibleGpu {
+  std::string id;    // "GPU-8a2b...": one a device, whatever process or container looks at it
+  std::string name;  // "NVIDIA H200"
+};
+// The GPUs that this process may use, by ordinal; none without CUDA or a driver.
+std::vector<VisibleGpu> visible_gpus();
 
 }  // namespace tandem

@@ -30,6 +30,14 @@ BackendKind default_backend() {
 #endif
 }
 
+std::vector<VisibleGpu> visible_gpus() {
+#if TANDEM_WITH_CUDA
+  return cuda::visible_gpus();
+#else
+  return {};
+#endif
+}
+
 std::unique_ptr<DeviceSensors> make_device_sensors(const Backend& backend, std::string& why) {
 #if TANDEM_WITH_CUDA
   if (backend.kind() == BackendKind::kCuda) return cuda::make_nvml_sensors(why);

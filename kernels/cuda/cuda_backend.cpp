@@ -69,6 +69,21 @@ void check_target(const BackendOptions& options, const std::string& name, int ma
 
 bool device_present() { return num_devices() > 0; }
 
+std::vector<VisibleGpu> visible_gpus() {
+  std::vector<VisibleGpu> gpus;
+  for (int device = 0; device < num_devices(); ++device) {
+    cudaDeviceProp properties{};
+    TANDEM_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
+    std::string id = "GPU";  // as nvidia-smi -L writes it
+    for (int i = 0; i < 16; ++i) {
+      if (i == 0 || (i >= 4 && i <= 10 && i % 2 == 0)) id += '-';
+      id += fmt::format("{:02x}", static_cast<unsigned char>(properties.uuid.bytes[i]));
+    }
+    gpus.push_back({.id = std::move(id), .name = properties.name});
+  }
+  return gpus;
+}
+
 CudaBackend::CudaBackend(const BackendOptions& options)
     : num_threads_(options.num_threads > 0
                        ? options.num_threads

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/backend.h"
 
@@ -66,5 +67,6 @@ class CudaBackend final : public Backend {
 };
 
 bool device_present();
+std::vector<VisibleGpu> visible_gpus();
 
 }  // namespace tandem::cuda

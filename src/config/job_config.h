@@ -17,6 +17,8 @@ enum class BackendChoice { kAuto, kCpu, kCuda };
 // between modules with fp32 inside; fp32 is for checking numerics. kAuto means kBf16.
 enum class ActivationDType { kAuto, kBf16, kFp32 };
 enum class ExpertSplit { kAuto, kTensor, kExpert };
+// kAuto: nccl on GPUs, MPI on CPUs. kHost: MPI, on GPUs through host memory.
+enum class CollectivesChoice { kAuto, kNccl, kHost };
 enum class AllocatorChoice { kAuto, kManaged, kDevice };
 enum class KvDType { kAuto, kBf16, kFp32, kFp8Dynamic, kFp8Static, kFp8DsMla };
 enum class NgramTable { kAuto, kResident, kMmap };
@@ -40,6 +42,7 @@ struct ParallelSection {
   std::optional<int> tensor;  // empty: ranks / data
   int data = 1;
   ExpertSplit experts = ExpertSplit::kAuto;
+  CollectivesChoice collectives = CollectivesChoice::kAuto;
   bool operator==(const ParallelSection&) const = default;
 };
 

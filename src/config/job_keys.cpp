@@ -124,6 +124,9 @@ const Choices<BackendChoice> kBackends{
 const Choices<ExpertSplit> kExpertSplits{{"auto", ExpertSplit::kAuto},
                                          {"tensor", ExpertSplit::kTensor},
                                          {"expert", ExpertSplit::kExpert}};
+const Choices<CollectivesChoice> kCollectives{{"auto", CollectivesChoice::kAuto},
+                                              {"nccl", CollectivesChoice::kNccl},
+                                              {"host", CollectivesChoice::kHost}};
 const Choices<AllocatorChoice> kAllocators{{"auto", AllocatorChoice::kAuto},
                                            {"managed", AllocatorChoice::kManaged},
                                            {"device", AllocatorChoice::kDevice}};
@@ -190,6 +193,9 @@ std::vector<JobKey> build_table() {
           TANDEM_FIELD(parallel.data), {1, 1024}),
       choice_key({"parallel.experts", "how mixture-of-experts layers are split", "", kLayout},
                  TANDEM_FIELD(parallel.experts), kExpertSplits),
+      choice_key({"parallel.collectives",
+                  "auto: nccl on GPUs; host: MPI through host memory, which ranks on one GPU need"},
+                 TANDEM_FIELD(parallel.collectives), kCollectives),
 
       choice_key({"memory.allocator", "auto: a probe at start decides on unified memory"},
                  TANDEM_FIELD(memory.allocator), kAllocators),

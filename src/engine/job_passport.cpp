@@ -63,6 +63,22 @@ Passport job_passport(const JobDescription& d) {
   return p;
 }
 
+void add_transport(const TransportEvidence& evidence, Passport& p) {
+  p.set("transport", evidence.name);
+  p.set("transport.is_rdma", std::int64_t{evidence.is_rdma});
+  if (!evidence.pairs.empty()) p.set("transport.pairs", evidence.pairs);
+  if (!evidence.devices.empty()) p.set("transport.devices", evidence.devices);
+  if (!evidence.doubts.empty()) p.set("transport.doubts", evidence.doubts);
+  if (evidence.latency_us) {
+    p.set("transport.latency_us", *evidence.latency_us);
+    p.set("transport.latency_bytes", evidence.latency_bytes);
+  }
+  if (evidence.bandwidth_gb_s) {
+    p.set("transport.bandwidth_gb_s", *evidence.bandwidth_gb_s);
+    p.set("transport.bandwidth_bytes", evidence.bandwidth_bytes);
+  }
+}
+
 RunFacts job_run_facts(const JobDescription& d) {
   RunFacts facts;
   for (const auto& key : token_affecting_keys(d.job.config)) {

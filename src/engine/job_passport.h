@@ -12,6 +12,7 @@
 #include "output/passport.h"
 #include "output/resume.h"
 #include "parallel/rank_layout.h"
+#include "parallel/transport.h"
 #include "prompts/request.h"
 
 namespace tandem {
@@ -26,6 +27,8 @@ struct JobDescription {
 };
 
 Passport job_passport(const JobDescription& description);
+// "transport" and "transport.*": what carries the collectives, with the evidence.
+void add_transport(const TransportEvidence& evidence, Passport& passport);
 // Everything that can change a token, for --resume.
 RunFacts job_run_facts(const JobDescription& description);
 

@@ -24,7 +24,9 @@
 #include "engine/record_exchange.h"
 #include "engine/result_file_sink.h"
 #include "engine/telemetry.h"
+#include "parallel/make_device_comm.h"
 #include "parallel/rank_guard.h"
+#include "parallel/rdma_counters.h"
 #include "parallel/signals.h"
 #include "parallel/transport.h"
 
@@ -69,7 +71,10 @@ class JobRun {
     layout_ = agree_rank_layout(world_, job.parallel);
     world_.together([&] {
       check_determinism(job, layout_);
-      enforce_transport(job.transport.require, layout_, mpi_transport(layout_));
+      // What leaves no record is judged at once; the rest when it has been seen at work.
+      if (!keeps_record(
+              resolve_collectives(job.parallel.collectives, resolve_backend(job.backend))))
+        enforce_transport(job.transport.require, layout_, mpi_transport(layout_));
     });
     if (root() && !options_.quiet) fmt::print(stderr, "{}\n", render_rank_map(layout_));
     start_guard(job);
@@ -160,7 +165,9 @@ class JobRun {
                                if (telemetry_ == nullptr) start_telemetry(job);
                                telemetry_->enter_phase(phase);
                              },
-                         .on_load = [this](const LoadProgress& p) { progress_->loading(p); }});
+                         .on_load = [this](const LoadProgress& p) { progress_->loading(p); },
+                         .on_comm_failure = [this](const ErrorText& text,
+                                                   ExitCode code) { guard_->fail(text, code); }});
     world_.together([&] { canary_ = std::make_unique<Canary>(engine_parts_->backend()); });
     describe_start();
     world_.together([&] {
@@ -244,9 +251,7 @@ class JobRun {
     Passport more;
     more.set("backend", engine_parts_->backend().description());
     more.set("collectives", engine_parts_->comm().transport());
-    // What NCCL's messages take is not audited yet, so nothing is claimed about it.
-    const bool nccl = engine_parts_->backend().kind() == BackendKind::kCuda && layout_.tensor > 1;
-    more.set("transport", nccl ? "nccl, path unknown" : mpi_transport(layout_).name);
+    add_transport(engine_parts_->transport(), more);
     more.set("load.bytes_read", stats.bytes_read);
     more.set("load.seconds", stats.seconds);
     more.set("memory.kv_pages", std::int64_t{plan.limits.shape.num_pages});
@@ -344,6 +349,23 @@ class JobRun {
     if (root()) receiver_->poll();
   }
 
+  // What the adapters of rank 0's host moved since the start: a run that claims RDMA must have.
+  void describe_traffic(Passport& more) const {
+    const auto now = read_rdma_counters();
+    if (now.empty()) return;
+    const auto moved = rdma_difference(rdma_at_start_, now);
+    more.set("transport.rdma_sent_bytes", moved.sent_bytes);
+    more.set("transport.rdma_received_bytes", moved.received_bytes);
+    more.set("transport.rdma_errors", moved.errors);
+    const auto& transport = engine_parts_->transport();
+    if (transport.crosses_hosts_by_rdma && moved.sent_bytes == 0) {
+      log_warning("transport {}, but the adapters' counters did not move", transport.name);
+    }
+    if (moved.errors > 0) {
+      log_warning("RDMA adapters counted {} errors (lost, late or repeated packets)", moved.errors);
+    }
+  }
+
   int finish(StopReason stop) {
     ExitCode code = ExitCode::kDone;
     if (stop == StopReason::kInterrupted) code = ExitCode::kInterrupted;
@@ -352,6 +374,7 @@ class JobRun {
       if (code == ExitCode::kDone && file_sink_->num_failed() > 0) code = ExitCode::kSomeFailed;
       Passport more;
       more.set("memory.lows", telemetry_->lows_text());
+      describe_traffic(more);
       writer_->add_to_passport(more);
       log_set_sink(nullptr);
       writer_for_samples_ = nullptr;
@@ -379,6 +402,7 @@ class JobRun {
   HostComm records_;  // for records between replicas
   double time_zero_s_;
   StepBeacon beacon_;
+  const RdmaCounters rdma_at_start_ = read_rdma_counters();
   SharedJob shared_;
   RankLayout layout_;
   std::unique_ptr<ModelFiles> files_;

@@ -10,6 +10,7 @@
 #include "engine/dummy_weights.h"
 #include "memory/host_memory.h"
 #include "parallel/make_device_comm.h"
+#include "parallel/transport_audit.h"
 
 namespace tandem {
 namespace {
@@ -51,7 +52,7 @@ MemoryPlan agree_on_pages(const RankEngineInputs& in, MemoryPlan plan, Backend& 
   if (least == plan.limits.shape.num_pages) return plan;
   JobConfig job = in.job;
   job.memory.kv_bytes = least * plan.page_bytes;
-  RankEngineInputs smaller{job, in.files, in.world, in.layout, in.beacon, {}, {}};
+  RankEngineInputs smaller{job, in.files, in.world, in.layout, in.beacon, {}, {}, {}};
   return make_plan(smaller, backend);
 }
 
@@ -90,15 +91,26 @@ RankEngine::RankEngine(const RankEngineInputs& in)
     if (in.on_phase) in.on_phase(name);
   };
   phase("plan");
+  const BackendKind kind = resolve_backend(in.job.backend);
+  const auto collectives =
+      in.world.together([&] { return resolve_collectives(in.job.parallel.collectives, kind); });
+  const int gpu =
+      kind == BackendKind::kCuda ? agree_gpu(in.world, in.layout, gpu_sharing(collectives)) : 0;
   in.world.together([&] {
-    backend_ = make_backend(resolve_backend(in.job.backend),
-                            {.num_threads = threads_per_rank(in.layout.place()),
-                             .device = in.layout.place().local_rank,
-                             .device_memory = device_memory(in.job.memory.allocator)});
+    backend_ = make_backend(kind, {.num_threads = threads_per_rank(in.layout.place()),
+                                   .device = gpu,
+                                   .device_memory = device_memory(in.job.memory.allocator)});
     plan_ = std::make_unique<MemoryPlan>(make_plan(in, *backend_));
   });
   in.world.together([&] { *plan_ = agree_on_pages(in, std::move(*plan_), *backend_); });
-  comm_ = make_device_comm(group_, *backend_, &in.beacon);
+  comm_ = make_device_comm(group_, *backend_,
+                           {.collectives = in.job.parallel.collectives,
+                            .beacon = &in.beacon,
+                            .on_failure = in.on_comm_failure});
+  // Before the weights: a night's run must not start on a path that the job does not accept.
+  transport_ = audit_transport(in.world, in.layout, group_, *comm_, *backend_);
+  if (in.layout.rank == 0) log_info("transport: {}", describe_transport(transport_));
+  in.world.together([&] { enforce_transport(in.job.transport.require, in.layout, transport_); });
 
   phase("kv");
   in.world.together([&] {

@@ -11,7 +11,9 @@
 #include "engine/memory_plan.h"
 #include "engine/model_files.h"
 #include "engine/part_arenas.h"
+#include "parallel/comm_watch.h"
 #include "parallel/rank_layout.h"
+#include "parallel/transport.h"
 
 namespace tandem {
 
@@ -24,6 +26,8 @@ struct RankEngineInputs {
   // Called on every rank with each phase that begins: "plan", "kv", "load", "steady".
   std::function<void(const std::string&)> on_phase;
   std::function<void(const LoadProgress&)> on_load;
+  // Told when the collectives fail while no call can say so: RankGuard::fail.
+  FailureHandler on_comm_failure = end_process;
 };
 
 class RankEngine {
@@ -35,6 +39,7 @@ class RankEngine {
   const LoadStats& load_stats() const { return load_stats_; }
   Backend& backend() { return *backend_; }
   DeviceComm& comm() { return *comm_; }
+  const TransportEvidence& transport() const { return transport_; }
   const HostComm& group() const { return group_; }
   DeviceProgram& program() { return *program_; }
   std::string plan_text() const { return plan_text_; }
@@ -44,6 +49,7 @@ class RankEngine {
   HostComm group_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<DeviceComm> comm_;
+  TransportEvidence transport_;
   std::unique_ptr<MemoryPlan> plan_;
   std::unique_ptr<PartArenas> arenas_;
   std::unique_ptr<DeviceProgram> program_;

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "kernels/backend.h"
 
@@ -16,7 +18,7 @@ class DeviceComm {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // For the passport and the plan: "single", "mpi", "nccl".
+  // For the passport and the plan: "single", "mpi", "mpi through host memory", "nccl".
   virtual const char* transport() const = 0;
   // Whether the collectives may be recorded into a device graph: they only enqueue work on the
   // backend's stream and need no host when it is replayed.
@@ -29,8 +31,13 @@ class DeviceComm {
   // recv: size() * bytes_per_rank bytes in rank order; send may be the own slot of recv.
   virtual void all_gather(const void* send, void* recv, std::int64_t bytes_per_rank) = 0;
 
-  // Time of the host spent in collectives since construction, for /steps.
+  // Time that the host was blocked in collectives since construction, for /steps. Collectives that
+  // only enqueue work add nothing: their time is the device's.
   virtual double seconds_in_collectives() const = 0;
+
+  // What the library wrote about the connections of this group so far, for transport_audit; empty
+  // if it is one that keeps no record.
+  virtual std::optional<std::string> connection_log() const { return std::nullopt; }
 };
 
 // The group of one rank: sums of one number, copies of one part. Copies go through `backend` if
