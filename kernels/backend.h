@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,6 +43,13 @@ struct BackendOptions {
   ForeignGpu foreign_gpu = ForeignGpu::kRefuse;
 };
 
+// Work that was enqueued once and can be enqueued again as a whole.
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+  virtual void replay() = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -66,6 +74,18 @@ class Backend {
   virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void zero(void* destination, std::size_t bytes) = 0;
   virtual void synchronize() = 0;
+
+  // Records what `work` enqueues instead of running it: operators and copies of device memory, with
+  // these pointers and sizes, so that what changes between replays lies in memory. The operators
+  // must have run before. Only where can_record(); a CPU would gain nothing by it.
+  virtual bool can_record() const { return false; }
+  virtual std::unique_ptr<RecordedWork> record(const std::function<void()>& work);
+
+  // Time stamps within the order of the work, kNumMarks of them to be used again and again; the
+  // second of two must have been reached (synchronize()) before their distance is asked for.
+  static constexpr int kNumMarks = 32;
+  virtual void mark(int i) = 0;
+  virtual double seconds_between(int begin, int end) = 0;
 };
 
 // Throws Error{kConfiguration} for a backend that is not compiled in or finds no device.

@@ -67,6 +67,7 @@ THIRD_PARTY = (
     ("CLI/*", ("src/cli/*",)),
     ("hwy/*", ("kernels/cpu/*",)),
     ("nccl.h", ("src/parallel/nccl_comm.cpp",)),
+    ("cooperative_groups.h", ("kernels/cuda/*",)),
     ("cuda*", ("kernels/cuda/*", "src/parallel/nccl_comm.cpp")),
     ("driver_types.h", ("kernels/cuda/*",)),
     ("cublas*", ("kernels/cuda/*",)),

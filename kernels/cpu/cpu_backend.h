@@ -2,9 +2,11 @@
 // and the scratch memory that kernels use inside a step. Operators themselves are in cpu/<op>.cpp.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <string>
 
+#include "base/clock.h"
 #include "kernels/backend.h"
 
 namespace tandem::cpu {
@@ -33,6 +35,11 @@ class CpuBackend final : public Backend {
   void copy(void* destination, const void* source, std::size_t bytes) override;
   void zero(void* destination, std::size_t bytes) override;
   void synchronize() override {}
+  void mark(int i) override { marks_s_.at(static_cast<std::size_t>(i)) = monotonic_s(); }
+  double seconds_between(int begin, int end) override {
+    return marks_s_.at(static_cast<std::size_t>(end)) -
+           marks_s_.at(static_cast<std::size_t>(begin));
+  }
 
   // kThreadScratchBytes for thread 0 <= thread < num_threads(), 256-byte aligned.
   std::byte* thread_scratch(int thread) const {
@@ -44,6 +51,7 @@ class CpuBackend final : public Backend {
   std::size_t scratch_bytes() const;
 
   int num_threads_ = 1;
+  std::array<double, kNumMarks> marks_s_{};
   std::byte* scratch_ = nullptr;  // shared scratch, then one block a thread
 };
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/ops/attention_prep.h"
@@ -38,6 +39,7 @@ std::size_t gated_delta_rule_scratch_bytes(const CpuBackend& backend, const ops:
 void gated_rms_norm(CpuBackend& backend, const ops::GatedRmsNormArgs& args);
 bool linear_supports(ops::WeightFormat format);
 void linear(CpuBackend& backend, const ops::LinearArgs& args);
+void linear_group(CpuBackend& backend, std::span<const ops::LinearArgs> group);
 void paged_attention(CpuBackend& backend, const ops::PagedAttentionArgs& args);
 inline std::size_t paged_attention_scratch_bytes(const CpuBackend&, int, int, int, std::int64_t) {
   return 0;  // the backend's own shared scratch serves

@@ -190,5 +190,9 @@ void linear(CpuBackend& backend, const ops::LinearArgs& args) {
   });
 }
 
+void linear_group(CpuBackend& backend, std::span<const ops::LinearArgs> group) {
+  for (const auto& args : group) linear(backend, args);
+}
+
 }  // namespace tandem::cpu
 #endif  // HWY_ONCE

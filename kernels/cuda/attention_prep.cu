@@ -1,6 +1,7 @@
 // Head norms, rotary embedding and the write of keys and values into their pages: one warp for each
 // query head, key head and value head of a row.
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/device/pages.cuh"
 #include "kernels/cuda/device/reduce.cuh"
@@ -44,6 +45,8 @@ __device__ void norm_and_rotate(const ops::AttentionPrepArgs& a, const TX* x, co
 
 template <class T, class TPage>
 __global__ void __launch_bounds__(kWarps* kWarp) attention_prep_kernel(ops::AttentionPrepArgs a) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   __shared__ float normed[kWarps][ops::kMaxHeadDim];
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   const int heads_per_row = a.num_heads + 2 * a.pages.num_kv_heads;
@@ -84,8 +87,8 @@ void attention_prep(CudaBackend& backend, const ops::AttentionPrepArgs& args) {
       std::int64_t{args.batch.num_rows} * (args.num_heads + 2 * args.pages.num_kv_heads);
   with_float_type(args.dtype, [&](auto type) {
     with_float_type(args.pages.dtype, [&](auto page) {
-      launch(backend, attention_prep_kernel<decltype(type), decltype(page)>,
-             blocks_for(tasks, kWarps), kWarps * kWarp, 0, args);
+      launch_overlapping(backend, attention_prep_kernel<decltype(type), decltype(page)>,
+                         blocks_for(tasks, kWarps), kWarps * kWarp, 0, args);
     });
   });
 }

@@ -119,6 +119,7 @@ CudaBackend::CudaBackend(const BackendOptions& options)
       version_text(driver), version_text(runtime), memory_name(device_memory_),
       attribute(cudaDevAttrIntegrated, options.device) != 0 ? ", integrated" : "");
   stream_ = std::make_unique<Stream>();
+  marks_ = std::vector<Event>(kNumMarks);
   constexpr std::size_t kArrivalBytes = kNumArrivals * sizeof(unsigned);
   arrivals_ = static_cast<unsigned*>(allocate(kArrivalBytes, MemoryKind::kDevice));
   zero(arrivals_, kArrivalBytes);
@@ -176,6 +177,32 @@ void CudaBackend::zero(void* destination, std::size_t bytes) {
 }
 
 void CudaBackend::synchronize() { stream_->synchronize(); }
+
+namespace {
+
+class RecordedGraph final : public RecordedWork {
+ public:
+  RecordedGraph(const Stream& stream, const std::function<void()>& work)
+      : stream_(stream), graph_(Graph::capture(stream.get(), work)) {}
+  void replay() override { graph_.launch(stream_.get()); }
+
+ private:
+  const Stream& stream_;
+  Graph graph_;
+};
+
+}  // namespace
+
+std::unique_ptr<RecordedWork> CudaBackend::record(const std::function<void()>& work) {
+  return std::make_unique<RecordedGraph>(*stream_, work);
+}
+
+void CudaBackend::mark(int i) { marks_.at(static_cast<std::size_t>(i)).record(stream()); }
+
+double CudaBackend::seconds_between(int begin, int end) {
+  return marks_.at(static_cast<std::size_t>(end))
+      .seconds_since(marks_.at(static_cast<std::size_t>(begin)));
+}
 
 CUstream_st* CudaBackend::stream() const { return stream_->get(); }
 

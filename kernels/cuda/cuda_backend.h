@@ -14,6 +14,7 @@ struct CUstream_st;  // cudaStream_t is a pointer to it
 
 namespace tandem::cuda {
 
+class Event;
 class Stream;
 
 // What a plan may depend on. Never the order of a sum, only how work is spread, but for the last.
@@ -52,6 +53,10 @@ class CudaBackend final : public Backend {
   void copy(void* destination, const void* source, std::size_t bytes) override;
   void zero(void* destination, std::size_t bytes) override;
   void synchronize() override;
+  bool can_record() const override { return true; }
+  std::unique_ptr<RecordedWork> record(const std::function<void()>& work) override;
+  void mark(int i) override;
+  double seconds_between(int begin, int end) override;
 
   CUstream_st* stream() const;
   const DeviceLimits& limits() const { return limits_; }
@@ -63,6 +68,7 @@ class CudaBackend final : public Backend {
   DeviceLimits limits_;
   std::string description_;
   std::unique_ptr<Stream> stream_;
+  std::vector<Event> marks_;  // [kNumMarks]
   unsigned* arrivals_ = nullptr;
 };
 

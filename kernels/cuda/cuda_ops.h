@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/ops/attention_prep.h"
@@ -39,6 +40,7 @@ std::size_t gated_delta_rule_scratch_bytes(const CudaBackend& backend, const ops
 void gated_rms_norm(CudaBackend& backend, const ops::GatedRmsNormArgs& args);
 bool linear_supports(ops::WeightFormat format);
 void linear(CudaBackend& backend, const ops::LinearArgs& args);
+void linear_group(CudaBackend& backend, std::span<const ops::LinearArgs> group);
 void paged_attention(CudaBackend& backend, const ops::PagedAttentionArgs& args);
 std::size_t paged_attention_scratch_bytes(const CudaBackend& backend, int num_heads, int head_dim,
                                           int max_rows, std::int64_t max_context);

@@ -1,5 +1,6 @@
 // SiLU gating, row gather and scatter, rounding to storage type.
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/launch.cuh"
 
@@ -14,6 +15,8 @@ __device__ __forceinline__ std::int64_t global_thread() {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) silu_mul_kernel(ops::SiluMulArgs a) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   const std::int64_t i = global_thread();
   if (i >= std::int64_t{a.num_rows} * a.width) return;
   const float gate = load_float(static_cast<const T*>(a.gate) + i);
@@ -23,11 +26,15 @@ __global__ void __launch_bounds__(kThreads) silu_mul_kernel(ops::SiluMulArgs a) 
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) cast_kernel(ops::CastArgs a) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   const std::int64_t i = global_thread();
   if (i < a.count) store_float(a.x[i], static_cast<T*>(a.y) + i);
 }
 
 __global__ void __launch_bounds__(kThreads) add_kernel(ops::AddArgs a) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   const std::int64_t i = global_thread();
   if (i < a.count) a.y[i] += a.x[i];
 }
@@ -46,6 +53,8 @@ struct RowCopy {
 // One block a row. Unit: the widest type that all rows of both sides are aligned to.
 template <class Unit>
 __global__ void __launch_bounds__(kThreads) copy_rows_kernel(RowCopy c) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   const int i = static_cast<int>(blockIdx.x);
   const std::int64_t from = c.x_rows == nullptr ? i : c.x_rows[i];
   const std::int64_t to = c.y_rows == nullptr ? i : c.y_rows[i];
@@ -60,9 +69,10 @@ void copy_rows(const CudaBackend& backend, int num_rows, const RowCopy& c) {
                     static_cast<std::uintptr_t>(c.x_stride_bytes | c.y_stride_bytes | c.row_bytes);
   const auto rows = static_cast<unsigned>(num_rows);
   if (bits % sizeof(int4) == 0)
-    return launch(backend, copy_rows_kernel<int4>, rows, kThreads, 0, c);
-  if (bits % sizeof(int) == 0) return launch(backend, copy_rows_kernel<int>, rows, kThreads, 0, c);
-  launch(backend, copy_rows_kernel<std::byte>, rows, kThreads, 0, c);
+    return launch_overlapping(backend, copy_rows_kernel<int4>, rows, kThreads, 0, c);
+  if (bits % sizeof(int) == 0)
+    return launch_overlapping(backend, copy_rows_kernel<int>, rows, kThreads, 0, c);
+  launch_overlapping(backend, copy_rows_kernel<std::byte>, rows, kThreads, 0, c);
 }
 
 }  // namespace
@@ -70,20 +80,20 @@ void copy_rows(const CudaBackend& backend, int num_rows, const RowCopy& c) {
 void silu_mul(CudaBackend& backend, const ops::SiluMulArgs& args) {
   const unsigned blocks = blocks_for(std::int64_t{args.num_rows} * args.width, kThreads);
   with_float_type(args.dtype, [&](auto type) {
-    launch(backend, silu_mul_kernel<decltype(type)>, blocks, kThreads, 0, args);
+    launch_overlapping(backend, silu_mul_kernel<decltype(type)>, blocks, kThreads, 0, args);
   });
 }
 
 void cast(CudaBackend& backend, const ops::CastArgs& args) {
   if (args.y == args.x) return;
   with_float_type(args.y_dtype, [&](auto type) {
-    launch(backend, cast_kernel<decltype(type)>, blocks_for(args.count, kThreads), kThreads, 0,
-           args);
+    launch_overlapping(backend, cast_kernel<decltype(type)>, blocks_for(args.count, kThreads),
+                       kThreads, 0, args);
   });
 }
 
 void add(CudaBackend& backend, const ops::AddArgs& args) {
-  launch(backend, add_kernel, blocks_for(args.count, kThreads), kThreads, 0, args);
+  launch_overlapping(backend, add_kernel, blocks_for(args.count, kThreads), kThreads, 0, args);
 }
 
 void gather_rows(CudaBackend& backend, const ops::GatherRowsArgs& args) {

@@ -1,5 +1,6 @@
 // The norm and output gate behind the delta rule: one warp a row and head.
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -11,6 +12,8 @@ constexpr int kWarps = 4;
 
 template <class T>
 __global__ void __launch_bounds__(kWarps* kWarp) gated_rms_norm_kernel(ops::GatedRmsNormArgs a) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   const std::int64_t head = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   if (head >= std::int64_t{a.num_rows} * a.num_heads) return;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -32,7 +35,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) gated_rms_norm_kernel(ops::Gate
 void gated_rms_norm(CudaBackend& backend, const ops::GatedRmsNormArgs& args) {
   const unsigned blocks = blocks_for(std::int64_t{args.num_rows} * args.num_heads, kWarps);
   with_float_type(args.dtype, [&](auto type) {
-    launch(backend, gated_rms_norm_kernel<decltype(type)>, blocks, kWarps * kWarp, 0, args);
+    launch_overlapping(backend, gated_rms_norm_kernel<decltype(type)>, blocks, kWarps * kWarp, 0,
+                       args);
   });
 }
 

@@ -15,19 +15,42 @@ namespace tandem::cuda {
 // What a block may use without asking; more has to be requested for the kernel.
 inline constexpr std::size_t kDefaultSharedBytes = 48 * 1024;
 
+template <class... Parameters>
+void allow_shared_bytes(void (*kernel)(Parameters...), std::size_t bytes) {
+  if (bytes <= kDefaultSharedBytes) return;
+  TANDEM_CHECK_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(bytes)));
+}
+
 template <class... Parameters, class... Arguments>
 void launch(const CudaBackend& backend, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             std::size_t shared_bytes, Arguments... arguments) {
-  if (shared_bytes > kDefaultSharedBytes) {
-    TANDEM_CHECK_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shared_bytes)));
-  }
+  allow_shared_bytes(kernel, shared_bytes);
   kernel<<<grid, block, shared_bytes, backend.stream()>>>(static_cast<Parameters>(arguments)...);
   TANDEM_CHECK_CUDA(cudaGetLastError());
 }
 
-constexpr std::int64_t divide_up(std::int64_t n, std::int64_t unit) {
+// The same for a kernel that calls wait_for_previous_kernel() (device/dependency.cuh) before it
+// touches anything that a kernel has written: it may begin while the one before is ending.
+template <class... Parameters, class... Arguments>
+void launch_overlapping(const CudaBackend& backend, void (*kernel)(Parameters...), dim3 grid,
+                        dim3 block, std::size_t shared_bytes, Arguments... arguments) {
+  allow_shared_bytes(kernel, shared_bytes);
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = backend.stream();
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  TANDEM_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+__host__ __device__ constexpr std::int64_t divide_up(std::int64_t n, std::int64_t unit) {
   return (n + unit - 1) / unit;
 }
 

@@ -1,7 +1,9 @@
-// Linears of few rows, near the bandwidth of the weights. A block owns 16 outputs and 8 to 32 rows
-// of x; its warps share the strands of K, whose sums meet in shared memory and are added there in
-// their fixed order. Rows that do not exist are zeros and take part like others: one row and eight
-// run the same instructions.
+// Linears of few rows, near the bandwidth of the weights. A block owns 16 or 32 outputs and 8 to 32
+// rows of x; its warps share the strands of K, whose sums meet in shared memory and are added there
+// in their fixed order. Rows that do not exist are zeros and take part like others: one row and
+// eight run the same instructions. Two tiles of outputs share what is loaded of x, which from two
+// tiles of rows on is as much as the weights.
+#include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/device/reduce.cuh"
@@ -14,13 +16,29 @@ namespace {
 
 using ops::WeightFormat;
 
-constexpr int kMaxThreads = 512;
+// 16-byte loads of weights that a lane has under way.
+constexpr int kLoadsInFlight = 8;
 
-// Columns k .. k+7 of one row of x; zeros beyond `end` and for rows that do not exist.
-__device__ __forceinline__ Columns8 load_x(const bf16* row, std::int64_t k, std::int64_t end,
-                                           bool aligned) {
+template <WeightFormat kFormat, int kRowTiles>
+inline constexpr int kOutTiles = narrow_out_tiles(kFormat, kRowTiles);
+
+template <WeightFormat kFormat>
+inline constexpr bool kIsNibble =
+    kFormat == WeightFormat::kNvfp4 || kFormat == WeightFormat::kMxfp4;
+template <WeightFormat kFormat>
+inline constexpr bool kHasColumnScales =
+    kFormat == WeightFormat::kFp8Block || kFormat == WeightFormat::kInt8Group;
+
+// Columns of a step: what the four lanes of a row load.
+template <WeightFormat kFormat>
+inline constexpr int kLaneColumns = 8 * WeightRows<kFormat>::kGroups;
+template <WeightFormat kFormat>
+inline constexpr int kStepColumns = 4 * kLaneColumns<kFormat>;
+
+// Columns k .. k+7 of one row of x; zeros for rows that do not exist.
+__device__ __forceinline__ Columns8 load_x(const bf16* row, std::int64_t k, bool aligned) {
   Columns8 c{};
-  if (row == nullptr || k >= end) return c;
+  if (row == nullptr) return c;
   if (aligned) {
     const uint4 v = *reinterpret_cast<const uint4*>(row + k);
     return {{v.x, v.y, v.z, v.w}};
@@ -32,122 +50,233 @@ __device__ __forceinline__ Columns8 load_x(const bf16* row, std::int64_t k, std:
   return c;
 }
 
-// What one lane knows of its tile.
+struct NarrowOutput {
+  ops::LinearWeight weight;
+  void* y;
+  DType y_dtype;
+  std::int64_t y_stride;
+  unsigned first_block;
+};
+
+// Linears of the same x, one after the other along the grid.
+struct NarrowArgs {
+  const bf16* x;
+  std::int64_t x_stride;
+  int num_rows;
+  int num_outputs;
+  NarrowOutput outputs[ops::kMaxLinearGroup];
+};
+
+// What one lane knows of its tiles.
 template <WeightFormat kFormat, int kRowTiles>
 struct Lane {
   using Weight = WeightRows<kFormat>;
-  int g, t;                  // see device/mma.cuh
-  std::int64_t out[2];       // g and g + 8; the last output again beyond the edge
-  const std::uint8_t* w[2];  // their codes
-  const bf16* x[kRowTiles];  // rows g, g + 8, ...; nullptr beyond the edge
+  static constexpr int kRows =
+      2 * kOutTiles<kFormat, kRowTiles>;  // of weights: g, g + 8, g + 16, ...
+
+  int g, t;                           // see device/mma.cuh
+  std::int64_t out[kRows];            // the last output again beyond the edge
+  const std::uint8_t* w[kRows];       // their codes
+  const std::uint8_t* scales[kRows];  // four-bit formats
+  std::int64_t first_scale[kRows];    // formats with scales over columns: index of the row's first
+  const bf16* x[kRowTiles];           // rows g, g + 8, ...; nullptr beyond the edge
   bool x_is_aligned;
 
-  __device__ Lane(const ops::LinearArgs& a) {
+  __device__ Lane(const NarrowArgs& args, const ops::LinearWeight& weight, unsigned block) {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
     g = lane / 4;
     t = lane % 4;
-    for (int i = 0; i < 2; ++i) {
-      out[i] =
-          min(std::int64_t{blockIdx.x} * kLinearTileOuts + g + 8 * i, a.weight.out_features - 1);
-      w[i] = Weight::row(a.weight, out[i]);
-    }
-    for (int i = 0; i < kRowTiles; ++i) {
-      const std::int64_t row = (std::int64_t{blockIdx.y} * kRowTiles + i) * kLinearTileRows + g;
-      x[i] = row < a.num_rows ? static_cast<const bf16*>(a.x) + row * a.x_stride : nullptr;
-    }
-    x_is_aligned = reinterpret_cast<std::uintptr_t>(a.x) % 16 == 0 && a.x_stride % 8 == 0;
-  }
-};
-
-// Columns [begin, end) of a strand, without scales: kSteps steps at a time, so that as many loads
-// are under way.
-template <WeightFormat kFormat, int kRowTiles, int kSteps>
-__device__ __forceinline__ std::int64_t run_steps(const ops::LinearArgs& a,
-                                                  const Lane<kFormat, kRowTiles>& lane,
-                                                  std::int64_t begin, std::int64_t end,
-                                                  float (&sums)[kRowTiles][4]) {
-  using Weight = WeightRows<kFormat>;
-  std::int64_t k = begin + 8 * lane.t;
-  for (; begin + kSteps * kLinearStep <= end; begin += kSteps * kLinearStep) {
-    typename Weight::Raw raw[kSteps][2];
-    Columns8 x[kSteps][kRowTiles];
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      raw[s][0] = Weight::load(lane.w[0], k + s * kLinearStep);
-      raw[s][1] = Weight::load(lane.w[1], k + s * kLinearStep);
-    }
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
-        x[s][r] = load_x(lane.x[r], k + s * kLinearStep, end, lane.x_is_aligned);
+    for (int i = 0; i < kRows; ++i) {
+      out[i] = min(std::int64_t{block} * (8 * kRows) + g + 8 * i, weight.out_features - 1);
+      w[i] = Weight::row(weight, out[i]);
+      if constexpr (kIsNibble<kFormat>) scales[i] = Weight::scale_row(weight, out[i]);
+      if constexpr (kHasColumnScales<kFormat>) {
+        const auto per_row = divide_up(weight.in_features, weight.block_cols);
+        first_scale[i] = static_cast<int>(out[i]) / weight.block_rows * per_row;
       }
     }
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const std::int64_t column = k + s * kLinearStep;
-      const Columns8 low = Weight::columns(a.weight, raw[s][0], lane.out[0], column);
-      const Columns8 high = Weight::columns(a.weight, raw[s][1], lane.out[1], column);
-#pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) mma_step(sums[r], low, high, x[s][r]);
+    for (int i = 0; i < kRowTiles; ++i) {
+      const std::int64_t row = (std::int64_t{blockIdx.y} * kRowTiles + i) * kLinearTileRows + g;
+      x[i] = row < args.num_rows ? args.x + row * args.x_stride : nullptr;
     }
-    k += kSteps * kLinearStep;
+    x_is_aligned = reinterpret_cast<std::uintptr_t>(args.x) % 16 == 0 && args.x_stride % 8 == 0;
+  }
+  __device__ typename Weight::Scales load_scales(int i, std::int64_t k) const {
+    return Weight::scales(kIsNibble<kFormat> ? scales[i] : nullptr, k);
+  }
+};
+
+// [weight tile][row tile]
+template <WeightFormat kFormat, int kRowTiles>
+struct Sums {
+  float of[kOutTiles<kFormat, kRowTiles>][kRowTiles][4] = {};
+};
+
+// The products of the columns that this lane and its neighbours have loaded.
+template <WeightFormat kFormat, int kRowTiles>
+__device__ __forceinline__ void multiply(
+    const Lane<kFormat, kRowTiles>& lane, std::int64_t k,
+    const uint4 (&raw)[Lane<kFormat, kRowTiles>::kRows],
+    const typename WeightRows<kFormat>::Scales (&scales)[Lane<kFormat, kRowTiles>::kRows],
+    bool inside, Sums<kFormat, kRowTiles>& sums) {
+  using Weight = WeightRows<kFormat>;
+#pragma unroll
+  for (int j = 0; j < Weight::kGroups; ++j) {
+    Columns8 x[kRowTiles];
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+      x[r] = inside ? load_x(lane.x[r], k + 8 * j, lane.x_is_aligned) : Columns8{};
+      if constexpr (Weight::kAlternate) x[r] = alternate(x[r]);
+    }
+#pragma unroll
+    for (int o = 0; o < kOutTiles<kFormat, kRowTiles>; ++o) {
+      const Columns8 low = Weight::columns(raw[2 * o], scales[2 * o], j);
+      const Columns8 high = Weight::columns(raw[2 * o + 1], scales[2 * o + 1], j);
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) mma_step(sums.of[o][r], low, high, x[r]);
+    }
+  }
+}
+
+// sums += part * the scale of the columns from `begin` on.
+template <WeightFormat kFormat, int kRowTiles>
+__device__ __forceinline__ void add_scaled(const ops::LinearWeight& w,
+                                           const Lane<kFormat, kRowTiles>& lane, int scale_index,
+                                           const Sums<kFormat, kRowTiles>& part,
+                                           Sums<kFormat, kRowTiles>& sums) {
+#pragma unroll
+  for (int o = 0; o < kOutTiles<kFormat, kRowTiles>; ++o) {
+    const float low = scale_value(w.scales, w.scale_dtype, lane.first_scale[2 * o] + scale_index);
+    const float high =
+        scale_value(w.scales, w.scale_dtype, lane.first_scale[2 * o + 1] + scale_index);
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums.of[o][r][i] = fmaf(part.of[o][r][i], i < 2 ? low : high, sums.of[o][r][i]);
+      }
+    }
+  }
+}
+
+// Whole steps from `begin` on, kSteps at a time, so that as many loads are under way; returns where
+// it ended. kScaleSteps: steps under one scale, which is applied to their sum; 0: none.
+template <WeightFormat kFormat, int kRowTiles, int kSteps, int kScaleSteps>
+__device__ __forceinline__ std::int64_t run_steps(const ops::LinearWeight& weight,
+                                                  const Lane<kFormat, kRowTiles>& lane,
+                                                  std::int64_t begin, std::int64_t end,
+                                                  Sums<kFormat, kRowTiles>& sums) {
+  using Weight = WeightRows<kFormat>;
+  constexpr int kRows = Lane<kFormat, kRowTiles>::kRows;
+  constexpr int kColumns = kStepColumns<kFormat>;
+  for (; begin + kSteps * kColumns <= end; begin += kSteps * kColumns) {
+    const std::int64_t k = begin + kLaneColumns<kFormat> * lane.t;
+    uint4 raw[kSteps][kRows];
+    typename Weight::Scales scales[kSteps][kRows];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        raw[s][i] = load_once(Weight::address(lane.w[i], k + s * kColumns));
+        scales[s][i] = lane.load_scales(i, k + s * kColumns);
+      }
+    }
+    if constexpr (kScaleSteps == 0) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        multiply<kFormat, kRowTiles>(lane, k + s * kColumns, raw[s], scales[s], true, sums);
+      }
+    } else {
+#pragma unroll
+      for (int s = 0; s < kSteps; s += kScaleSteps) {
+        Sums<kFormat, kRowTiles> part;
+#pragma unroll
+        for (int i = s; i < s + kScaleSteps; ++i) {
+          multiply<kFormat, kRowTiles>(lane, k + i * kColumns, raw[i], scales[i], true, part);
+        }
+        const auto index = static_cast<int>(begin + s * kColumns) / (kScaleSteps * kColumns);
+        add_scaled<kFormat, kRowTiles>(weight, lane, index, part, sums);
+      }
+    }
   }
   return begin;
 }
 
-// The same for any range; the last step may be short.
+// Columns [begin, end) without scales over columns; the last step may be short.
 template <WeightFormat kFormat, int kRowTiles>
-__device__ __forceinline__ void run_range(const ops::LinearArgs& a,
+__device__ __forceinline__ void run_range(const ops::LinearWeight& weight,
                                           const Lane<kFormat, kRowTiles>& lane, std::int64_t begin,
-                                          std::int64_t end, float (&sums)[kRowTiles][4]) {
+                                          std::int64_t end, Sums<kFormat, kRowTiles>& sums) {
   using Weight = WeightRows<kFormat>;
-  constexpr int kSteps = kRowTiles > 2 ? 2 : 4;
-  begin = run_steps<kFormat, kRowTiles, kSteps>(a, lane, begin, end, sums);
-  begin = run_steps<kFormat, kRowTiles, 1>(a, lane, begin, end, sums);
+  constexpr int kRows = Lane<kFormat, kRowTiles>::kRows;
+  begin = run_steps<kFormat, kRowTiles, kLoadsInFlight / kRows, 0>(weight, lane, begin, end, sums);
+  begin = run_steps<kFormat, kRowTiles, 1, 0>(weight, lane, begin, end, sums);
   if (begin >= end) return;
-  const std::int64_t k = begin + 8 * lane.t;
-  Columns8 low{}, high{};
+  const std::int64_t k = begin + kLaneColumns<kFormat> * lane.t;
+  uint4 raw[kRows] = {};
+  typename Weight::Scales scales[kRows] = {};
   if (k < end) {
-    low = Weight::columns(a.weight, Weight::load(lane.w[0], k), lane.out[0], k);
-    high = Weight::columns(a.weight, Weight::load(lane.w[1], k), lane.out[1], k);
-  }
 #pragma unroll
-  for (int r = 0; r < kRowTiles; ++r) {
-    mma_step(sums[r], low, high, load_x(lane.x[r], k, end, lane.x_is_aligned));
+    for (int i = 0; i < kRows; ++i) {
+      raw[i] = load_once(Weight::address(lane.w[i], k));
+      scales[i] = lane.load_scales(i, k);
+    }
   }
+  multiply<kFormat, kRowTiles>(lane, k, raw, scales, k < end, sums);
 }
 
-// The factor of a sum of products of output `out` over columns under one scale.
+// The factor of an output's sum where there is one for all columns.
 template <WeightFormat kFormat>
-__device__ __forceinline__ float sum_factor(const ops::LinearWeight& w, std::int64_t out,
-                                            std::int64_t k) {
-  if constexpr (kFormat == WeightFormat::kFp8Tensor || kFormat == WeightFormat::kNvfp4) {
-    return w.scale_2;
-  } else if constexpr (kFormat == WeightFormat::kMxfp4) {
-    return 1.0f;
-  } else {
-    return scale_at(w, out, k);
+__device__ __forceinline__ float sum_factor(const ops::LinearWeight& w, std::int64_t out) {
+  switch (kFormat) {
+    case WeightFormat::kFp8Channel:
+    case WeightFormat::kInt8Channel:
+      return scale_value(w.scales, w.scale_dtype, out);
+    case WeightFormat::kFp8Tensor:
+    case WeightFormat::kNvfp4:
+      return w.scale_2;
+    default:
+      return 1.0f;
   }
 }
 
 template <WeightFormat kFormat, int kRowTiles>
-__device__ __forceinline__ void run_strand(const ops::LinearArgs& a, const LinearOrder& order,
+__device__ __forceinline__ void run_strand(const ops::LinearWeight& weight,
+                                           const LinearOrder& order,
                                            const Lane<kFormat, kRowTiles>& lane, std::int64_t begin,
-                                           std::int64_t end, float (&sums)[kRowTiles][4]) {
-  if constexpr (kFormat == WeightFormat::kBf16) {
-    run_range<kFormat, kRowTiles>(a, lane, begin, end, sums);
+                                           std::int64_t end, Sums<kFormat, kRowTiles>& sums) {
+  if constexpr (kHasColumnScales<kFormat>) {
+    // The scales that checkpoints use cover 128 columns.
+    constexpr int kScaleSteps = 128 / kStepColumns<kFormat>;
+    constexpr int kSteps = kLoadsInFlight / Lane<kFormat, kRowTiles>::kRows;
+    if (order.scale_columns == 128) {
+      begin = run_steps<kFormat, kRowTiles, kSteps, kScaleSteps>(weight, lane, begin, end, sums);
+      begin =
+          run_steps<kFormat, kRowTiles, kScaleSteps, kScaleSteps>(weight, lane, begin, end, sums);
+    }
+    for (; begin < end; begin += order.scale_columns) {
+      Sums<kFormat, kRowTiles> part;
+      run_range<kFormat, kRowTiles>(weight, lane, begin, min(end, begin + order.scale_columns),
+                                    part);
+      add_scaled<kFormat, kRowTiles>(weight, lane, static_cast<int>(begin) / order.scale_columns,
+                                     part, sums);
+    }
   } else {
-    const std::int64_t unit = order.scale_columns > 0 ? order.scale_columns : end - begin;
-    for (; begin < end; begin += unit) {
-      float part[kRowTiles][4] = {};
-      run_range<kFormat, kRowTiles>(a, lane, begin, min(end, begin + unit), part);
-      const float low = sum_factor<kFormat>(a.weight, lane.out[0], begin);
-      const float high = sum_factor<kFormat>(a.weight, lane.out[1], begin);
+    run_range<kFormat, kRowTiles>(weight, lane, begin, end, sums);
+    if constexpr (kFormat == WeightFormat::kBf16) return;
+#pragma unroll
+    for (int o = 0; o < kOutTiles<kFormat, kRowTiles>; ++o) {
+      constexpr float kOwn = WeightRows<kFormat>::kSumFactor;
+      const float low = sum_factor<kFormat>(weight, lane.out[2 * o]);
+      const float high = sum_factor<kFormat>(weight, lane.out[2 * o + 1]);
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[r][i] = fmaf(part[r][i], i < 2 ? low : high, sums[r][i]);
+        for (int i = 0; i < 4; ++i) sums.of[o][r][i] *= kOwn;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums.of[o][r][i] *= i < 2 ? low : high;
       }
     }
   }
@@ -169,56 +298,85 @@ __device__ __forceinline__ float add_strands(const LinearOrder& order, float* su
   return sums[0];
 }
 
-template <WeightFormat kFormat, int kRowTiles, class TY>
-__global__ void __launch_bounds__(kMaxThreads)
-    linear_narrow_kernel(ops::LinearArgs a, LinearOrder order) {
+template <WeightFormat kFormat, int kRowTiles>
+__global__ void __launch_bounds__(kNarrowMaxWarps* kWarp)
+    linear_narrow_kernel(const __grid_constant__ NarrowArgs args, LinearOrder order) {
   constexpr int kRows = kLinearTileRows * kRowTiles;
-  constexpr int kTile = kLinearTileOuts * kRows;
+  constexpr int kOuts = kLinearTileOuts * kOutTiles<kFormat, kRowTiles>;
+  constexpr int kTile = kOuts * kRows;
   extern __shared__ float strand_sums[];  // [strands][rows][outputs]
-  const Lane<kFormat, kRowTiles> lane(a);
+  int which = 0;
+  while (which + 1 < args.num_outputs && blockIdx.x >= args.outputs[which + 1].first_block) ++which;
+  const NarrowOutput& output = args.outputs[which];
+  const unsigned block = blockIdx.x - output.first_block;
+  const Lane<kFormat, kRowTiles> lane(args, output.weight, block);
   const int warps = static_cast<int>(blockDim.x / kWarp);
-  for (int strand = static_cast<int>(threadIdx.x / kWarp); strand < order.num_strands();
-       strand += warps) {
+  const int first_strand = static_cast<int>(threadIdx.x / kWarp);
+  const auto strand_begin = [&order](int strand) {
     const int leaf = strand / order.strands_per_leaf;
-    const std::int64_t leaf_begin = leaf * order.leaf_columns;
-    const std::int64_t begin =
-        leaf_begin + (strand - leaf * order.strands_per_leaf) * order.strand_columns;
-    const std::int64_t end = min(begin + order.strand_columns, leaf_begin + order.leaf_columns);
-    float sums[kRowTiles][4] = {};
-    run_strand<kFormat, kRowTiles>(a, order, lane, begin, end, sums);
+    return leaf * order.leaf_columns +
+           (strand - leaf * order.strands_per_leaf) * order.strand_columns;
+  };
+  // Weights do not depend on the kernel before: their first lines come while it ends.
+  allow_next_kernel();
+  using Weight = WeightRows<kFormat>;
+#pragma unroll
+  for (int i = 0; i < Lane<kFormat, kRowTiles>::kRows; ++i) {
+    const std::uint8_t* line = Weight::address(lane.w[i], strand_begin(first_strand)) + lane.t * 64;
+    if (line < Weight::address(lane.w[i], output.weight.in_features)) prefetch_line(line);
+  }
+  wait_for_previous_kernel();
+  for (int strand = first_strand; strand < order.num_strands(); strand += warps) {
+    const int leaf = strand / order.strands_per_leaf;
+    const std::int64_t begin = strand_begin(strand);
+    const std::int64_t end = min(begin + order.strand_columns, (leaf + 1) * order.leaf_columns);
+    Sums<kFormat, kRowTiles> sums;
+    run_strand<kFormat, kRowTiles>(output.weight, order, lane, begin, end, sums);
     float* to = strand_sums + strand * kTile;
 #pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
+    for (int o = 0; o < kOutTiles<kFormat, kRowTiles>; ++o) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = r * kLinearTileRows + 2 * lane.t + i % 2;
-        to[row * kLinearTileOuts + lane.g + i / 2 * 8] = sums[r][i];
+      for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = r * kLinearTileRows + 2 * lane.t + i % 2;
+          to[row * kOuts + o * kLinearTileOuts + lane.g + i / 2 * 8] = sums.of[o][r][i];
+        }
       }
     }
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < kTile; i += static_cast<int>(blockDim.x)) {
-    const std::int64_t row = std::int64_t{blockIdx.y} * kRows + i / kLinearTileOuts;
-    const std::int64_t out = std::int64_t{blockIdx.x} * kLinearTileOuts + i % kLinearTileOuts;
-    if (row >= a.num_rows || out >= a.weight.out_features) continue;
-    store_float(add_strands(order, strand_sums + i, kTile),
-                static_cast<TY*>(a.y) + row * a.y_stride + out);
+    const std::int64_t row = std::int64_t{blockIdx.y} * kRows + i / kOuts;
+    const std::int64_t out = std::int64_t{block} * kOuts + i % kOuts;
+    if (row >= args.num_rows || out >= output.weight.out_features) continue;
+    const float sum = add_strands(order, strand_sums + i, kTile);
+    const std::int64_t at = row * output.y_stride + out;
+    if (output.y_dtype == DType::kF32) {
+      static_cast<float*>(output.y)[at] = sum;
+    } else {
+      store_float(sum, static_cast<bf16*>(output.y) + at);
+    }
   }
 }
 
 template <WeightFormat kFormat, int kRowTiles>
-void run(const CudaBackend& backend, const ops::LinearArgs& args, const LinearOrder& order,
+void run(const CudaBackend& backend, NarrowArgs args, const LinearOrder& order,
          const LinearPlan& plan) {
-  const dim3 grid(blocks_for(args.weight.out_features, kLinearTileOuts),
-                  blocks_for(args.num_rows, kLinearTileRows * kRowTiles));
-  with_float_type(args.y_dtype, [&](auto y) {
-    launch(backend, linear_narrow_kernel<kFormat, kRowTiles, decltype(y)>, grid,
-           static_cast<unsigned>(plan.warps * kWarp), plan.shared_bytes, args, order);
-  });
+  unsigned blocks = 0;
+  for (int i = 0; i < args.num_outputs; ++i) {
+    auto& output = args.outputs[i];
+    output.first_block = blocks;
+    blocks +=
+        blocks_for(output.weight.out_features, kLinearTileOuts * kOutTiles<kFormat, kRowTiles>);
+  }
+  const dim3 grid(blocks, blocks_for(args.num_rows, kLinearTileRows * kRowTiles));
+  launch_overlapping(backend, linear_narrow_kernel<kFormat, kRowTiles>, grid,
+                     static_cast<unsigned>(plan.warps * kWarp), plan.shared_bytes, args, order);
 }
 
 template <WeightFormat kFormat>
-void run_rows(const CudaBackend& backend, const ops::LinearArgs& args, const LinearOrder& order,
+void run_rows(const CudaBackend& backend, const NarrowArgs& args, const LinearOrder& order,
               const LinearPlan& plan) {
   switch (plan.row_tiles) {
     case 1:
@@ -232,9 +390,18 @@ void run_rows(const CudaBackend& backend, const ops::LinearArgs& args, const Lin
 
 }  // namespace
 
-void linear_narrow(const CudaBackend& backend, const ops::LinearArgs& args,
+void linear_narrow(const CudaBackend& backend, std::span<const ops::LinearArgs> group,
                    const LinearOrder& order, const LinearPlan& plan) {
-  switch (args.weight.format) {
+  const ops::LinearArgs& first = group.front();
+  NarrowArgs args{.x = static_cast<const bf16*>(first.x),
+                  .x_stride = first.x_stride,
+                  .num_rows = first.num_rows,
+                  .num_outputs = static_cast<int>(group.size()),
+                  .outputs = {}};
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    args.outputs[i] = {group[i].weight, group[i].y, group[i].y_dtype, group[i].y_stride, 0};
+  }
+  switch (first.weight.format) {
     case WeightFormat::kBf16:
       return run_rows<WeightFormat::kBf16>(backend, args, order, plan);
     case WeightFormat::kFp8Block:
@@ -252,7 +419,7 @@ void linear_narrow(const CudaBackend& backend, const ops::LinearArgs& args,
     case WeightFormat::kInt8Group:
       return run_rows<WeightFormat::kInt8Group>(backend, args, order, plan);
     case WeightFormat::kF32:
-      return linear_plain(backend, args, order);
+      return;  // plan_linear() never sends them here
   }
 }
 

@@ -1,6 +1,7 @@
 #include "kernels/cuda/linear_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tandem::cuda {
 namespace {
@@ -10,7 +11,6 @@ using ops::WeightFormat;
 // Short enough that several warps share an output, long enough that their sums are few. Also bounds
 // the error of the matrix units, which truncate where fp32 rounds.
 constexpr std::int64_t kStrandColumns = 512;
-constexpr int kMaxWarps = 16;
 constexpr int kMaxNarrowRows = 32;
 
 std::int64_t divide_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
@@ -27,19 +27,33 @@ std::int64_t scale_columns(const ops::LinearWeight& w) {
   }
 }
 
+// Columns of the codes that a lane loads at once, 16 bytes.
+int lane_columns(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kNvfp4:
+    case WeightFormat::kMxfp4:
+      return 32;
+    case WeightFormat::kBf16:
+    case WeightFormat::kF32:
+      return 8;
+    default:
+      return 16;
+  }
+}
+
 bool tensor_path_serves(const ops::LinearWeight& w, DType x_dtype, int num_leaves) {
   if (x_dtype != DType::kBF16 || w.format == WeightFormat::kF32) return false;
   const std::int64_t leaf = w.in_features / num_leaves;
-  // Lanes load eight columns at once.
-  if (w.in_features % 8 != 0 || leaf % 8 != 0) return false;
+  const int unit = lane_columns(w.format);
+  if (leaf % unit != 0) return false;
   switch (w.format) {
     case WeightFormat::kNvfp4:
-      return w.scale_dtype == DType::kF8E4M3 && w.block_cols % 8 == 0;
+      return w.scale_dtype == DType::kF8E4M3 && w.block_rows == 1 && w.block_cols == 16;
     case WeightFormat::kMxfp4:
-      return w.scale_dtype == DType::kF8E8M0 && w.block_cols % 8 == 0;
+      return w.scale_dtype == DType::kF8E8M0 && w.block_rows == 1 && w.block_cols == 32;
     case WeightFormat::kFp8Block:
     case WeightFormat::kInt8Group:
-      return w.block_cols % kLinearStep == 0 && (num_leaves == 1 || leaf % w.block_cols == 0);
+      return w.block_cols % unit == 0 && (num_leaves == 1 || leaf % w.block_cols == 0);
     default:
       return true;
   }
@@ -55,7 +69,9 @@ LinearOrder linear_order(const ops::LinearWeight& weight, DType x_dtype, int num
   order.scale_columns = static_cast<int>(scaled);
   // Equal strands, so that warps that share them are busy for equal times; a strand holds whole
   // steps and whole scales.
-  const std::int64_t unit = std::max<std::int64_t>(scaled, 2 * kLinearStep);
+  const std::int64_t step =
+      std::max<std::int64_t>(4 * lane_columns(weight.format), 2 * kLinearStep);
+  const std::int64_t unit = scaled == 0 ? step : std::lcm(scaled, step);
   const std::int64_t strands = divide_up(order.leaf_columns, kStrandColumns);
   order.strand_columns = divide_up(divide_up(order.leaf_columns, strands), unit) * unit;
   order.strands_per_leaf = static_cast<int>(divide_up(order.leaf_columns, order.strand_columns));
@@ -75,14 +91,15 @@ LinearPlan plan_linear(const LinearOrder& order, WeightFormat format, int num_ro
   }
   LinearPlan plan{.kernel = LinearKernel::kNarrow};
   plan.row_tiles = num_rows <= 8 ? 1 : num_rows <= 16 ? 2 : 4;
-  const auto bytes = [&order](int row_tiles) {
-    return sizeof(float) * kLinearTileOuts * static_cast<std::size_t>(kLinearTileRows * row_tiles) *
+  const auto bytes = [&order, format](int row_tiles) {
+    const int outs = kLinearTileOuts * narrow_out_tiles(format, row_tiles);
+    return sizeof(float) * static_cast<std::size_t>(outs * kLinearTileRows * row_tiles) *
            static_cast<std::size_t>(order.num_strands());
   };
   while (plan.row_tiles > 1 && bytes(plan.row_tiles) > shared_limit_bytes) plan.row_tiles /= 2;
   plan.shared_bytes = bytes(plan.row_tiles);
   const int strands = order.num_strands();
-  plan.warps = static_cast<int>(divide_up(strands, divide_up(strands, kMaxWarps)));
+  plan.warps = static_cast<int>(divide_up(strands, divide_up(strands, kNarrowMaxWarps)));
   return plan;
 }
 

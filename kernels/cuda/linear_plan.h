@@ -3,8 +3,8 @@
 // bit. Plain host code.
 //
 // On the matrix units (LinearPath::kTensor) a leaf is cut into strands of equal length, a strand
-// into steps of 32 columns; a step is two m16n8k16 products whose sixteen columns are permuted so
-// that a lane's eight columns are neighbours in memory (device/mma.cuh). Steps are accumulated in
+// into steps of 32, 64 or 128 columns: what four lanes load of a row in 16 bytes each. Every eight
+// columns of a lane are two m16n8k16 products (device/mma.cuh). Products are accumulated in
 // ascending order by the matrix units, strands are added in ascending order, leaves as a tree.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kLinearStep = 32;      // columns
+inline constexpr int kLinearStep = 32;      // columns of a step of bf16
 inline constexpr int kLinearTileOuts = 16;  // outputs of one matrix instruction
 inline constexpr int kLinearTileRows = 8;   // rows of x of one matrix instruction
 
@@ -34,6 +34,7 @@ struct LinearOrder {
                           // a strand's all
 
   constexpr int num_strands() const { return num_leaves * strands_per_leaf; }
+  bool operator==(const LinearOrder&) const = default;
 };
 
 LinearOrder linear_order(const ops::LinearWeight& weight, DType x_dtype, int num_leaves);
@@ -43,6 +44,17 @@ LinearOrder linear_order(const ops::LinearWeight& weight, DType x_dtype, int num
 inline constexpr int kWideStages = 3;
 inline constexpr int kWideColumns = 2 * kLinearStep;
 inline constexpr int kWideOuts = 128;
+
+// The narrow kernel's tiles of 16 outputs a block, for its tiles of 8 rows.
+constexpr int narrow_out_tiles(ops::WeightFormat format, int row_tiles) {
+  if (row_tiles == 1) return 1;
+  // Sums under a scale double the registers.
+  const bool has_column_scales =
+      format == ops::WeightFormat::kFp8Block || format == ops::WeightFormat::kInt8Group;
+  return row_tiles > 2 && has_column_scales ? 1 : 2;
+}
+// Of a block. Small ones: many fit a processor, and the last ones to start are soon done.
+inline constexpr int kNarrowMaxWarps = 8;
 
 enum class LinearKernel { kPlain, kNarrow, kWide };
 

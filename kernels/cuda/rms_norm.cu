@@ -1,6 +1,7 @@
 // RMSNorm, alone and behind the update of the residual stream: one block a row. Thread t owns the
 // elements t, t + kThreads, ... and adds their squares in ascending order.
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -18,6 +19,8 @@ __device__ __forceinline__ float rms_scale(float own_squares, int width, float e
 
 template <class TX, class TY>
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(ops::RmsNormArgs a) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   const TX* x = static_cast<const TX*>(a.x) + blockIdx.x * a.x_stride;
   TY* y = static_cast<TY*>(a.y) + blockIdx.x * a.y_stride;
   const float offset = a.weight_kind == ops::NormWeight::kZeroCentered ? 1.0f : 0.0f;
@@ -34,6 +37,8 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(ops::RmsNormArgs a) 
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) residual_rms_norm_kernel(ops::ResidualRmsNormArgs a) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   const std::int64_t first = std::int64_t{blockIdx.x} * a.width;
   T* residual = static_cast<T*>(a.residual) + first;
   const float* delta = a.delta + first;
@@ -58,15 +63,16 @@ void rms_norm(CudaBackend& backend, const ops::RmsNormArgs& args) {
   const auto rows = static_cast<unsigned>(args.num_rows);
   with_float_type(args.x_dtype, [&](auto x) {
     with_float_type(args.y_dtype, [&](auto y) {
-      launch(backend, rms_norm_kernel<decltype(x), decltype(y)>, rows, kThreads, 0, args);
+      launch_overlapping(backend, rms_norm_kernel<decltype(x), decltype(y)>, rows, kThreads, 0,
+                         args);
     });
   });
 }
 
 void residual_rms_norm(CudaBackend& backend, const ops::ResidualRmsNormArgs& args) {
   with_float_type(args.residual_dtype, [&](auto type) {
-    launch(backend, residual_rms_norm_kernel<decltype(type)>, static_cast<unsigned>(args.num_rows),
-           kThreads, 0, args);
+    launch_overlapping(backend, residual_rms_norm_kernel<decltype(type)>,
+                       static_cast<unsigned>(args.num_rows), kThreads, 0, args);
   });
 }
 

@@ -5,10 +5,13 @@
 // found digit by digit from histograms of what the ids weigh: 1 for top-k, e^x for top-p. Weights
 // are summed as integers in units of 2^-44, which is exact for all that matter and has no order.
 // Logits are shifted by the row's largest and divided by the temperature, x = (logit - max) / T.
+#include <cooperative_groups.h>
+
 #include <algorithm>
 
 #include "base/counter_rng.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -67,12 +70,33 @@ __device__ Best largest_logit(const float* logits, std::int64_t n) {
   return best;
 }
 
-__global__ void __launch_bounds__(kThreads)
+// Blocks that read one row together: one alone takes longer than the weights of a small layer.
+constexpr int kArgmaxBlocks = 8;
+
+__global__ void __cluster_dims__(kArgmaxBlocks) __launch_bounds__(kThreads)
     argmax_rows_kernel(ops::ArgmaxRowsArgs a, std::int64_t n) {
-  const Best best = largest_logit(a.logits + blockIdx.x * a.stride, n);
-  if (threadIdx.x == 0) {
-    a.out[blockIdx.x] = {best.value, static_cast<std::int32_t>(a.shard_begin + best.id)};
+  namespace cg = cooperative_groups;
+  __shared__ Best of_block[kArgmaxBlocks];  // the first block's is used
+  const cg::cluster_group cluster = cg::this_cluster();
+  const std::int64_t row = blockIdx.x / kArgmaxBlocks;
+  const auto part = static_cast<int>(cluster.block_rank());
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  const std::int64_t share = divide_up(n, kArgmaxBlocks);
+  const std::int64_t begin = min(n, part * share);
+  const float* logits = a.logits + row * a.stride;
+  Best best;
+#pragma unroll 8
+  for (std::int64_t i = begin + threadIdx.x; i < min(n, begin + share); i += kThreads) {
+    best.add(logits[i], static_cast<std::int32_t>(i));
   }
+  best = block_best(best);
+  if (threadIdx.x == 0) *cluster.map_shared_rank(of_block + part, 0) = best;
+  cluster.sync();
+  if (part != 0 || threadIdx.x != 0) return;
+  for (const Best& other : of_block) best.add(other.value, other.id);
+  if (best.id == kNoId) best.id = 0;
+  a.out[row] = {best.value, static_cast<std::int32_t>(a.shard_begin + best.id)};
 }
 
 // Logits in the upper half, as unsigned numbers in their order; ids in the lower, descending.
@@ -447,7 +471,8 @@ __global__ void __launch_bounds__(kThreads) sample_rows_kernel(ops::SampleRowsAr
 void argmax_rows(CudaBackend& backend, const ops::ArgmaxRowsArgs& args) {
   const std::int64_t n =
       std::min(std::max<std::int64_t>(args.valid_vocab - args.shard_begin, 0), args.shard_rows);
-  launch(backend, argmax_rows_kernel, static_cast<unsigned>(args.num_rows), kThreads, 0, args, n);
+  launch_overlapping(backend, argmax_rows_kernel,
+                     static_cast<unsigned>(args.num_rows * kArgmaxBlocks), kThreads, 0, args, n);
 }
 
 std::size_t sample_scratch_bytes(const CudaBackend&, std::int64_t) {

@@ -46,20 +46,12 @@ void check_weight(const LinearWeight& w) {
   }
 }
 
-}  // namespace
-
-bool linear_supports(BackendKind kind, WeightFormat format) {
-#if TANDEM_WITH_CUDA
-  if (kind == BackendKind::kCuda) return cuda::linear_supports(format);
-#endif
-  return kind == BackendKind::kCpu && cpu::linear_supports(format);
-}
-
-void linear(Backend& backend, const LinearArgs& args) {
+// False if there is nothing to do.
+bool check_linear(const Backend& backend, const LinearArgs& args) {
   const LinearWeight& w = args.weight;
   TANDEM_CHECK(args.num_rows >= 0 && w.out_features >= 0 && w.in_features > 0, "{} x {} x {}",
                args.num_rows, w.out_features, w.in_features);
-  if (args.num_rows == 0 || w.out_features == 0) return;
+  if (args.num_rows == 0 || w.out_features == 0) return false;
   check_float_dtype(args.x_dtype, "x");
   check_float_dtype(args.y_dtype, "y");
   check_present(args.x, "x");
@@ -74,7 +66,36 @@ void linear(Backend& backend, const LinearArgs& args) {
   TANDEM_CHECK(linear_supports(backend.kind(), w.format), "weight format {}",
                static_cast<int>(w.format));
   check_weight(w);
-  TANDEM_DISPATCH(linear, backend, args);
+  return true;
+}
+
+}  // namespace
+
+bool linear_supports(BackendKind kind, WeightFormat format) {
+#if TANDEM_WITH_CUDA
+  if (kind == BackendKind::kCuda) return cuda::linear_supports(format);
+#endif
+  return kind == BackendKind::kCpu && cpu::linear_supports(format);
+}
+
+void linear(Backend& backend, const LinearArgs& args) {
+  if (check_linear(backend, args)) TANDEM_DISPATCH(linear, backend, args);
+}
+
+void linear_group(Backend& backend, std::span<const LinearArgs> group) {
+  TANDEM_CHECK(group.size() <= kMaxLinearGroup, "{} linears at once", group.size());
+  LinearArgs members[kMaxLinearGroup];
+  std::size_t count = 0;
+  for (const LinearArgs& args : group) {
+    const LinearArgs& first = group.front();
+    TANDEM_CHECK(args.x == first.x && args.x_dtype == first.x_dtype &&
+                     args.x_stride == first.x_stride && args.num_rows == first.num_rows &&
+                     args.row_class == first.row_class &&
+                     args.weight.in_features == first.weight.in_features,
+                 "a group of linears with different rows");
+    if (check_linear(backend, args)) members[count++] = args;
+  }
+  if (count > 0) TANDEM_DISPATCH(linear_group, backend, std::span(members).first(count));
 }
 
 }  // namespace tandem::ops

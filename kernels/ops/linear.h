@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/types.h"
 #include "kernels/backend.h"
@@ -57,5 +58,10 @@ struct LinearArgs {
 
 bool linear_supports(BackendKind kind, WeightFormat format);
 void linear(Backend& backend, const LinearArgs& args);
+
+// Several linears of the same rows: x, x_dtype, x_stride, num_rows and row_class agree. To the bits
+// of one linear() after the other, but a backend may run them as one.
+inline constexpr int kMaxLinearGroup = 4;
+void linear_group(Backend& backend, std::span<const LinearArgs> group);
 
 }  // namespace tandem::ops

@@ -22,7 +22,7 @@ Scratch take_scratch(PartAllocator& allocator, Model& model, Backend& backend,
 }  // namespace
 
 DeviceProgram::DeviceProgram(PartAllocator& allocator, const DeviceProgramInputs& in)
-    : tables_(SlotTables::take(allocator, in.limits.shape)),
+    : tables_(allocator, in.limits.shape),
       batch_(allocator, in.limits.shape, tables_),
       model_(make_model({.config = in.config,
                          .checkpoint = in.checkpoint,

@@ -32,7 +32,7 @@ class DeviceProgram {
   Drafter* drafter() { return drafter_.get(); }  // nullptr without speculation
   Sampler& sampler() { return *sampler_; }
   BatchArrays& batch() { return batch_; }
-  const SlotTables& tables() const { return tables_; }
+  SlotTables& tables() { return tables_; }
   Scratch& scratch() { return scratch_; }
 
   void* hidden() const { return hidden_; }                  // [max_rows, hidden], of the last pass

@@ -7,31 +7,19 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "engine/validators.h"
-#include "kernels/ops/elementwise.h"
 
 namespace tandem {
-namespace {
-
-std::int64_t element_row_bytes(const Model& model, DType dtype) {
-  return model.hidden_width() * static_cast<std::int64_t>(dtype_bytes(dtype));
-}
-
-}  // namespace
-
 Engine::Engine(EngineDeps deps, EngineSettings settings)
     : deps_(std::move(deps)),
       settings_(std::move(settings)),
       context_{deps_.backend, deps_.comm, deps_.program.scratch(),
                settings_.limits.shape.activations},
       scheduler_(settings_.limits.scheduler),
-      timer_(deps_.comm),
+      timer_(deps_.comm, deps_.backend),
+      rounds_(context_, deps_.program),
       draft_depth_(settings_.limits.draft_tokens) {
   const auto& shape = settings_.limits.shape;
-  deps_.backend.zero(deps_.program.tables().page_table,
-                     sizeof(std::int32_t) * static_cast<std::size_t>(shape.max_sequences) *
-                         static_cast<std::size_t>(shape.pages_per_sequence));
-  deps_.backend.zero(deps_.program.tables().pending_rows,
-                     sizeof(std::int32_t) * static_cast<std::size_t>(shape.max_sequences));
+  deps_.program.tables().clear(deps_.backend);
   if (settings_.adaptive_depth && settings_.limits.draft_tokens > 0 && deps_.comm.rank() == 0) {
     adaptive_depth_.emplace(settings_.limits.draft_tokens);
   }
@@ -40,6 +28,10 @@ Engine::Engine(EngineDeps deps, EngineSettings settings)
   sampled_.resize(rows);
   draft_requests_.reserve(static_cast<std::size_t>(shape.max_sequences));
   finished_.reserve(static_cast<std::size_t>(shape.max_sequences));
+  const double begin_s = monotonic_s();
+  const int recorded =
+      rounds_.record(shape.max_sequences, settings_.limits.draft_tokens + 1, settings_.sample);
+  if (recorded > 0) log_info("{} rounds recorded in {:.1f} s", recorded, monotonic_s() - begin_s);
 }
 
 double Engine::now_s() const { return monotonic_s() - settings_.time_zero_s; }
@@ -113,7 +105,7 @@ StopReason Engine::exchange() {
   take_decisions(mine);
   std::vector<StepMessage> all;
   {
-    const StepTimer::Scope timed(timer_, &StepSplit::wait_rank_s);
+    const StepTimer::HostScope timed(timer_, &StepSplit::wait_rank_s);
     const BeaconScope scope(&deps_.beacon, "waiting for the other ranks between steps",
                             WaitsForPeers::kYes);
     all = deps_.group.all_gather(mine);
@@ -192,7 +184,8 @@ void Engine::tell_canary(const std::vector<StepMessage>& all) {
 }
 
 void Engine::close_step() {
-  last_split_ = timer_.split();
+  wait_for_device();
+  last_split_ = timer_.finish_step();
   last_duration_s_ = monotonic_s() - timer_.start_s();
   const double measured_s = last_split_.device_compute_s + last_split_.collective_s +
                             last_split_.sample_verify_s + last_split_.wait_rank_s;
@@ -267,9 +260,9 @@ void Engine::prompt_pass(const StepPlan& plan) {
   {
     const BeaconScope scope(&deps_.beacon, "prompt pass", WaitsForPeers::kNo);
     const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
-    program.model().forward(context_, batch.view(), program.hidden());
+    program.model().forward(context_, batch.upload(deps_.backend), program.hidden());
     if (program.drafter() != nullptr) {
-      program.drafter()->observe_prompt(context_, batch.view(), program.hidden());
+      program.drafter()->observe_prompt(context_, batch, program.hidden());
     }
     wait_for_device();
     for (const auto& chunk : plan.chunks) {
@@ -336,14 +329,18 @@ void Engine::round_pass(const StepPlan& plan) {
                           : seq.drafts[static_cast<std::size_t>(i - 1)]);
     }
   }
+  const RoundShape shape{batch.num_rows(), batch.num_segments(), static_cast<int>(params_.size()),
+                         Sampler::method_of(params_, settings_.sample)};
   {
     const BeaconScope scope(&deps_.beacon, "round", WaitsForPeers::kNo);
     const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
-    program.model().forward(context_, batch.view(), program.hidden());
+    batch.upload(deps_.backend);
+    program.sampler().set_params(params_);
+    rounds_.run(shape);
   }
-  auto tokens = sample_rows();
-
   wait_for_device();
+  auto tokens = collect_tokens(shape.num_sampled, shape.method);
+
   draft_requests_.clear();
   for (std::size_t i = 0; i < plan.rounds.size(); ++i) {
     const auto& entry = plan.rounds[i];
@@ -396,20 +393,24 @@ std::span<const SampledToken> Engine::sample_rows() {
   auto& program = deps_.program;
   const BeaconScope scope(&deps_.beacon, "sampling", WaitsForPeers::kNo);
   const int n = static_cast<int>(params_.size());
-  const std::int64_t row_bytes = element_row_bytes(program.model(), context_.activations);
+  const SampleMethod method = Sampler::method_of(params_, settings_.sample);
   {
     const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
-    ops::gather_rows(deps_.backend, {.x = program.hidden(),
-                                     .rows = program.logit_rows(),
-                                     .num_rows = n,
-                                     .row_bytes = row_bytes,
-                                     .y_stride_bytes = row_bytes,
-                                     .y = program.head_input()});
-    program.model().logits(context_, program.head_input(), n, program.logits());
+    rounds_.enqueue_logits(n);
   }
-  const StepTimer::Scope timed(timer_, &StepSplit::sample_verify_s);
-  const auto out = std::span(sampled_).first(static_cast<std::size_t>(n));
-  program.sampler().sample(context_, program.logits(), params_, settings_.sample, out);
+  {
+    const StepTimer::Scope timed(timer_, &StepSplit::sample_verify_s);
+    program.sampler().set_params(params_);
+    program.sampler().enqueue(context_, program.logits(), n, method);
+  }
+  wait_for_device();
+  return collect_tokens(n, method);
+}
+
+std::span<const SampledToken> Engine::collect_tokens(int num_rows, SampleMethod method) {
+  const auto out = std::span(sampled_).first(static_cast<std::size_t>(num_rows));
+  deps_.program.sampler().collect(context_, deps_.program.logits(), num_rows, method,
+                                  settings_.sample, out);
   return out;
 }
 

@@ -23,6 +23,7 @@
 #include "engine/engine_limits.h"
 #include "engine/in_flight.h"
 #include "engine/result_sink.h"
+#include "engine/round_runner.h"
 #include "engine/run_groups.h"
 #include "engine/step_timer.h"
 #include "parallel/host_comm.h"
@@ -124,6 +125,7 @@ class Engine {
   void write_page_table(const Sequence& seq);
   ops::SampleParams sample_params(const Sequence& seq, int position) const;
   std::span<const SampledToken> sample_rows();
+  std::span<const SampledToken> collect_tokens(int num_rows, SampleMethod method);
   int wanted_drafts(const Sequence& seq) const;
   void want_drafts(InFlight& request, int first_position, std::span<const std::int32_t> tokens,
                    int first_hidden_row);
@@ -136,6 +138,7 @@ class Engine {
   LayerContext context_;
   Scheduler scheduler_;
   StepTimer timer_;
+  RoundRunner rounds_;
 
   RunGroup group_;
   std::unordered_map<int, std::unique_ptr<InFlight>> by_index_;

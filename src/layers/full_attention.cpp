@@ -82,9 +82,7 @@ void FullAttention::forward(const LayerContext& context, const ops::BatchView& b
   void* scratch = context.scratch.take_bytes(scratch_bytes);
   if (context.scratch.measuring()) return;
 
-  q_.forward(context, x, rows, q_gate, t);
-  k_.forward(context, x, rows, k, t);
-  v_.forward(context, x, rows, v, t);
+  forward_together(context, x, rows, {{q_, q_gate, t}, {k_, k, t}, {v_, v, t}});
   ops::attention_prep(context.backend, {.batch = batch,
                                         .q_gate = q_gate,
                                         .k = k,

@@ -107,10 +107,8 @@ void GatedDeltaNet::forward(const LayerContext& context, const ops::BatchView& b
       ops::gated_delta_rule_scratch_bytes(context.backend, shape_, rows));
   if (context.scratch.measuring()) return;
 
-  qkv_.forward(context, x, rows, u, t);
-  z_.forward(context, x, rows, z, t);
-  b_.forward(context, x, rows, b, DType::kF32);
-  a_.forward(context, x, rows, a, DType::kF32);
+  forward_together(context, x, rows,
+                   {{qkv_, u, t}, {z_, z, t}, {b_, b, DType::kF32}, {a_, a, DType::kF32}});
   ops::causal_conv(context.backend, {.batch = batch,
                                      .u = u,
                                      .dtype = t,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,8 @@
 #include "layers/weight_binder.h"
 
 namespace tandem {
+
+struct ColumnOutput;
 
 // Leaves of the reduction tree over a K axis that is split over ranks in units of `blocks` (heads,
 // quantization blocks, or single columns): the largest power of two up to 8 that divides them. A
@@ -33,8 +36,22 @@ class ColumnLinear {
   void forward(const LayerContext& context, const void* x, int rows, void* y, DType y_dtype) const;
 
  private:
+  friend void forward_together(const LayerContext& context, const void* x, int rows,
+                               std::initializer_list<ColumnOutput> outputs);
+  ops::LinearArgs args(const LayerContext& context, const void* x, int rows, void* y,
+                       DType y_dtype) const;
+
   ops::LinearWeight weight_;
 };
+
+// One of several layers that read the same x.
+struct ColumnOutput {
+  const ColumnLinear& layer;
+  void* y;
+  DType y_dtype;
+};
+void forward_together(const LayerContext& context, const void* x, int rows,
+                      std::initializer_list<ColumnOutput> outputs);
 
 // Input features split over ranks: the sum over ranks is taken in the tensor's tree, in fp32.
 class RowLinear {

@@ -24,8 +24,8 @@ void GatedMlp::forward(const LayerContext& context, const void* x, int rows, flo
   void* gate = context.scratch.take(context.activations, rows * width);
   void* up = context.scratch.take(context.activations, rows * width);
   if (context.scratch.measuring()) return;
-  gate_.forward(context, x, rows, gate, context.activations);
-  up_.forward(context, x, rows, up, context.activations);
+  forward_together(context, x, rows,
+                   {{gate_, gate, context.activations}, {up_, up, context.activations}});
   ops::silu_mul(context.backend, {.gate = gate,
                                   .up = up,
                                   .dtype = context.activations,

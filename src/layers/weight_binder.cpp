@@ -95,7 +95,6 @@ ops::LinearWeight WeightBinder::quantized(const StoredFormat& stored, TensorRequ
   const ColRange cols = kept_col_range(request);
   const std::int64_t n = count_rows(rows);
   const std::int64_t in = request.shape.back();
-  const ScaleSlice slice = slice_scales(stored.block_rows, stored.block_cols, in, rows, cols);
 
   QuantizedTarget target{.format = stored.format,
                          .scale_dtype = stored.scale_dtype,
@@ -105,7 +104,9 @@ ops::LinearWeight WeightBinder::quantized(const StoredFormat& stored, TensorRequ
   request.quantized = target;
   request.dst = allocator_.take(
       part_, static_cast<std::size_t>(std::max(n, padded_rows) * memory_row_bytes(request)));
+  ScaleSlice slice;
   if (target.has_scales()) {
+    slice = slice_scales(stored.block_rows, stored.block_cols, in, rows, cols);
     target.scales = allocator_.take(
         part_, slice.rows.size() * slice.cols.size() * dtype_bytes(stored.scale_dtype));
     request.quantized = target;

@@ -10,10 +10,6 @@ namespace {
 // Rows gathered at once; bounds the buffers (a row of the 27B's vocabulary is 1 MB).
 constexpr int kRowsAtATime = 8;
 
-bool needs_whole_row(const ops::SampleParams& p, const SampleOptions& options) {
-  return p.temperature > 0 || options.logprobs || options.logit_hashes;
-}
-
 }  // namespace
 
 Sampler::Sampler(PartAllocator& allocator, const Backend& backend, const VocabShard& shard,
@@ -31,30 +27,70 @@ Sampler::Sampler(PartAllocator& allocator, const Backend& backend, const VocabSh
                                             tensor_ranks * kRowsAtATime * shard.padded_rows)),
       whole_rows_(allocator.take_array<float>(parts::kActivations,
                                               tensor_ranks * kRowsAtATime * shard.padded_rows)),
-      params_(allocator.take_array<ops::SampleParams>(parts::kHostTables, kRowsAtATime)),
-      results_(allocator.take_array<ops::SampleResult>(parts::kHostTables, kRowsAtATime)),
+      params_(allocator.take_array<ops::SampleParams>(parts::kHostTables, max_rows)),
+      results_(allocator.take_array<ops::SampleResult>(parts::kHostTables, max_rows)),
       scratch_(
           allocator.take(parts::kActivations,
                          ops::sample_scratch_bytes(backend, tensor_ranks * shard.padded_rows))) {}
 
+SampleMethod Sampler::method_of(std::span<const ops::SampleParams> params,
+                                const SampleOptions& options) {
+  if (options.logprobs) return SampleMethod::kGatheredLogprobs;
+  const auto draws = [](const ops::SampleParams& p) { return p.temperature > 0; };
+  return std::any_of(params.begin(), params.end(), draws) ? SampleMethod::kGathered
+                                                          : SampleMethod::kArgmax;
+}
+
+void Sampler::set_params(std::span<const ops::SampleParams> params) {
+  TANDEM_CHECK(static_cast<int>(params.size()) <= max_rows_);
+  std::copy(params.begin(), params.end(), params_);
+}
+
+void Sampler::enqueue(const LayerContext& context, const float* logits, int num_rows,
+                      SampleMethod method) {
+  TANDEM_CHECK(num_rows <= max_rows_);
+  if (method == SampleMethod::kArgmax) {
+    enqueue_argmax(context, logits, num_rows);
+  } else {
+    enqueue_gathered(context, logits, num_rows, method == SampleMethod::kGatheredLogprobs);
+  }
+}
+
+void Sampler::collect(const LayerContext& context, const float* logits, int num_rows,
+                      SampleMethod method, const SampleOptions& options,
+                      std::span<SampledToken> out) {
+  for (int row = 0; row < num_rows; ++row) {
+    auto& token = out[static_cast<std::size_t>(row)];
+    if (method == SampleMethod::kArgmax) {
+      token = {.id = best_of_ranks(row, num_rows)};
+    } else {
+      token = {.id = results_[row].id, .logprob = results_[row].logprob};
+    }
+  }
+  if (options.logit_hashes) hash_rows(context, logits, num_rows, out);
+}
+
 void Sampler::sample(const LayerContext& context, const float* logits,
                      std::span<const ops::SampleParams> params, const SampleOptions& options,
                      std::span<SampledToken> out) {
-  const auto whole = [&](const ops::SampleParams& p) { return needs_whole_row(p, options); };
-  if (std::any_of(params.begin(), params.end(), whole)) {
-    sample_gathered(context, logits, params, options, out);
-    return;
-  }
-  std::int32_t ids[kRowsAtATime];
-  for (std::size_t row = 0; row < params.size(); row += kRowsAtATime) {
-    const int n = static_cast<int>(std::min<std::size_t>(kRowsAtATime, params.size() - row));
-    argmax(context, logits + static_cast<std::int64_t>(row) * shard_.padded_rows, n, ids);
-    for (int i = 0; i < n; ++i) out[row + static_cast<std::size_t>(i)] = {.id = ids[i]};
-  }
+  const int rows = static_cast<int>(params.size());
+  const SampleMethod method = method_of(params, options);
+  set_params(params);
+  enqueue(context, logits, rows, method);
+  context.backend.synchronize();
+  collect(context, logits, rows, method, options, out);
 }
 
 void Sampler::argmax(const LayerContext& context, const float* logits, int num_rows,
                      std::span<std::int32_t> out) {
+  enqueue_argmax(context, logits, num_rows);
+  context.backend.synchronize();
+  for (int row = 0; row < num_rows; ++row) {
+    out[static_cast<std::size_t>(row)] = best_of_ranks(row, num_rows);
+  }
+}
+
+void Sampler::enqueue_argmax(const LayerContext& context, const float* logits, int num_rows) {
   TANDEM_CHECK(num_rows <= max_rows_);
   ops::argmax_rows(context.backend, {.logits = logits,
                                      .stride = shard_.padded_rows,
@@ -66,59 +102,57 @@ void Sampler::argmax(const LayerContext& context, const float* logits, int num_r
   const auto bytes = static_cast<std::int64_t>(sizeof(ops::ArgmaxResult)) * num_rows;
   context.comm.all_gather(local_best_, all_best_, bytes);
   context.backend.copy(best_, all_best_, static_cast<std::size_t>(bytes * ranks_));
-  context.backend.synchronize();
-  for (int row = 0; row < num_rows; ++row) {
-    // Shards are in the order of their ids, so a strict comparison leaves ties to the lower id.
-    ops::ArgmaxResult best = best_[row];
-    for (int r = 1; r < ranks_; ++r) {
-      const auto& other = best_[r * num_rows + row];
-      if (other.value > best.value) best = other;
+}
+
+std::int32_t Sampler::best_of_ranks(int row, int num_rows) const {
+  // Shards are in the order of their ids, so a strict comparison leaves ties to the lower id.
+  ops::ArgmaxResult best = best_[row];
+  for (int r = 1; r < ranks_; ++r) {
+    const auto& other = best_[r * num_rows + row];
+    if (other.value > best.value) best = other;
+  }
+  return best.id;
+}
+
+// At most kRowsAtATime whole rows, into whole_rows_.
+void Sampler::gather(const LayerContext& context, const float* logits, int num_rows) {
+  const std::int64_t padded = shard_.padded_rows;
+  context.comm.all_gather(logits, gathered_,
+                          num_rows * padded * static_cast<std::int64_t>(sizeof(float)));
+  for (int r = 0; r < ranks_; ++r) {
+    for (int row = 0; row < num_rows; ++row) {
+      context.backend.copy(whole_rows_ + row * ranks_ * padded + r * padded,
+                           gathered_ + (std::int64_t{r} * num_rows + row) * padded,
+                           static_cast<std::size_t>(padded) * sizeof(float));
     }
-    out[static_cast<std::size_t>(row)] = best.id;
   }
 }
 
-std::uint64_t Sampler::hash_row(const LayerContext& context, const float* row) {
-  const auto bytes = static_cast<std::size_t>(valid_vocab_) * sizeof(float);
-  host_row_.resize(static_cast<std::size_t>(valid_vocab_));
-  context.backend.copy(host_row_.data(), row, bytes);
-  context.backend.synchronize();
-  return xxh3_64(host_row_.data(), bytes);
-}
-
-void Sampler::sample_gathered(const LayerContext& context, const float* logits,
-                              std::span<const ops::SampleParams> params,
-                              const SampleOptions& options, std::span<SampledToken> out) {
-  const std::int64_t padded = shard_.padded_rows;
-  const std::int64_t stride = ranks_ * padded;
-  for (std::size_t first = 0; first < params.size(); first += kRowsAtATime) {
-    const int n = static_cast<int>(std::min<std::size_t>(kRowsAtATime, params.size() - first));
-    const float* part = logits + static_cast<std::int64_t>(first) * padded;
-    context.comm.all_gather(part, gathered_, n * padded * static_cast<std::int64_t>(sizeof(float)));
-    for (int r = 0; r < ranks_; ++r) {
-      for (int row = 0; row < n; ++row) {
-        context.backend.copy(whole_rows_ + row * stride + r * padded,
-                             gathered_ + (std::int64_t{r} * n + row) * padded,
-                             static_cast<std::size_t>(padded) * sizeof(float));
-      }
-    }
-    std::copy_n(params.begin() + static_cast<std::ptrdiff_t>(first), n, params_);
+void Sampler::enqueue_gathered(const LayerContext& context, const float* logits, int num_rows,
+                               bool want_logprob) {
+  for (int first = 0; first < num_rows; first += kRowsAtATime) {
+    const int n = std::min(kRowsAtATime, num_rows - first);
+    gather(context, logits + first * shard_.padded_rows, n);
     ops::sample_rows(context.backend, {.logits = whole_rows_,
-                                       .stride = stride,
+                                       .stride = ranks_ * shard_.padded_rows,
                                        .num_rows = n,
                                        .valid_vocab = valid_vocab_,
-                                       .params = params_,
-                                       .want_logprob = options.logprobs,
-                                       .out = results_,
+                                       .params = params_ + first,
+                                       .want_logprob = want_logprob,
+                                       .out = results_ + first,
                                        .scratch = scratch_});
+  }
+}
+
+void Sampler::hash_rows(const LayerContext& context, const float* logits, int num_rows,
+                        std::span<SampledToken> out) {
+  const auto bytes = static_cast<std::size_t>(valid_vocab_) * sizeof(float);
+  host_row_.resize(static_cast<std::size_t>(valid_vocab_));
+  for (int row = 0; row < num_rows; ++row) {
+    gather(context, logits + row * shard_.padded_rows, 1);
+    context.backend.copy(host_row_.data(), whole_rows_, bytes);
     context.backend.synchronize();
-    for (int row = 0; row < n; ++row) {
-      auto& token = out[first + static_cast<std::size_t>(row)];
-      token = {.id = results_[row].id, .logprob = results_[row].logprob};
-      if (options.logit_hashes) {
-        token.logit_hash = hash_row(context, whole_rows_ + row * stride);
-      }
-    }
+    out[static_cast<std::size_t>(row)].logit_hash = xxh3_64(host_row_.data(), bytes);
   }
 }
 

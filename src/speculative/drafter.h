@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "kernels/ops/batch_view.h"
 #include "layers/layer_context.h"
+#include "models/batch_arrays.h"
 
 namespace tandem {
 
@@ -32,9 +32,9 @@ class Drafter {
   virtual ~Drafter() = default;
 
   virtual int max_drafts() const = 0;
-  // After the target's pass over prompt rows: fills the drafter's own cache for them. hidden
-  // [batch.num_rows, hidden_width].
-  virtual void observe_prompt(const LayerContext& context, const ops::BatchView& batch,
+  // After the target's pass over prompt rows, which has uploaded `batch`: fills the drafter's own
+  // cache for them. hidden [batch.num_rows, hidden_width].
+  virtual void observe_prompt(const LayerContext& context, const BatchArrays& batch,
                               const void* hidden) = 0;
   // hidden: the target's last pass.
   virtual void draft(const LayerContext& context, std::span<const DraftRequest> requests,

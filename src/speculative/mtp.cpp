@@ -7,7 +7,7 @@
 namespace tandem {
 
 MtpDrafter::MtpDrafter(PartAllocator& allocator, Model& model, Sampler& sampler,
-                       const EngineShape& shape, SlotTables tables, int max_drafts)
+                       const EngineShape& shape, SlotTables& tables, int max_drafts)
     : model_(model),
       sampler_(sampler),
       max_drafts_(max_drafts),
@@ -31,11 +31,11 @@ MtpDrafter::MtpDrafter(PartAllocator& allocator, Model& model, Sampler& sampler,
   still_.reserve(static_cast<std::size_t>(shape.max_sequences));
 }
 
-void MtpDrafter::observe_prompt(const LayerContext& context, const ops::BatchView& batch,
+void MtpDrafter::observe_prompt(const LayerContext& context, const BatchArrays& batch,
                                 const void* hidden) {
   Backend& backend = context.backend;
-  for (int i = 0; i < batch.num_segments; ++i) {
-    const auto& segment = batch.segments[i];
+  for (int i = 0; i < batch.num_segments(); ++i) {
+    const auto& segment = batch.segment(i);
     const auto* rows = static_cast<const std::byte*>(hidden) + segment.first_row * row_bytes_;
     backend.copy(row(input_, segment.first_row), row(carry_, segment.slot),
                  static_cast<std::size_t>(row_bytes_));
@@ -44,7 +44,7 @@ void MtpDrafter::observe_prompt(const LayerContext& context, const ops::BatchVie
     backend.copy(row(carry_, segment.slot), rows + (segment.num_rows - 1) * row_bytes_,
                  static_cast<std::size_t>(row_bytes_));
   }
-  model_.mtp_head()->forward(context, batch, input_, output_);
+  model_.mtp_head()->forward(context, batch.view(), input_, output_);
 }
 
 void MtpDrafter::draft(const LayerContext& context, std::span<const DraftRequest> requests,
@@ -77,7 +77,7 @@ void MtpDrafter::draft(const LayerContext& context, std::span<const DraftRequest
     }
     still_.resize(kept);
     if (still_.empty()) break;
-    model_.mtp_head()->forward(context, batch_.view(), input_, output_);
+    model_.mtp_head()->forward(context, batch_.upload(context.backend), input_, output_);
     for (std::size_t i = 0; i < kept; ++i) last_rows_[i] = static_cast<std::int32_t>(i);
     propose(context, still_);
   }
@@ -100,7 +100,7 @@ void MtpDrafter::catch_up(const LayerContext& context, std::span<const DraftRequ
     context.backend.copy(row(input_, first_row), source,
                          request.tokens.size() * static_cast<std::size_t>(row_bytes_));
   }
-  model_.mtp_head()->forward(context, batch_.view(), input_, output_);
+  model_.mtp_head()->forward(context, batch_.upload(context.backend), input_, output_);
 }
 
 void MtpDrafter::propose(const LayerContext& context, std::span<const DraftRequest> requests) {

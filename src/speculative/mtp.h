@@ -24,10 +24,10 @@ class MtpDrafter final : public Drafter {
   // Borrows model and sampler. max_drafts: any; the published head was trained for one token ahead
   // and loses acceptance with each further one.
   MtpDrafter(PartAllocator& allocator, Model& model, Sampler& sampler, const EngineShape& shape,
-             SlotTables tables, int max_drafts);
+             SlotTables& tables, int max_drafts);
 
   int max_drafts() const override { return max_drafts_; }
-  void observe_prompt(const LayerContext& context, const ops::BatchView& batch,
+  void observe_prompt(const LayerContext& context, const BatchArrays& batch,
                       const void* hidden) override;
   void draft(const LayerContext& context, std::span<const DraftRequest> requests,
              const void* hidden) override;

@@ -185,7 +185,7 @@ class DeltaNetState : public ::testing::Test {
  protected:
   static constexpr int kHidden = 48;
   DeltaNetState()
-      : tables_(SlotTables::take(rank_.memory, shape_)),
+      : tables_(rank_.memory, shape_),
         batch_(rank_.memory, shape_, tables_),
         layer_(rank_.binder, rank_.memory, "gdn.",
                {.hidden = kHidden,
@@ -212,7 +212,7 @@ class DeltaNetState : public ::testing::Test {
       x.push_back(weight_value(name, start * kHidden + i, 1.0f));
     }
     std::vector<float> out(x.size());
-    layer_.forward(rank_.context(), batch_.view(), x.data(), rows, out.data());
+    layer_.forward(rank_.context(), batch_.upload(*rank_.backend), x.data(), rows, out.data());
     return out;
   }
   std::vector<float> prompt(int slot, const std::string& name, int start, int rows) {

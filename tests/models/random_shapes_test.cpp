@@ -137,7 +137,8 @@ std::vector<float> round_logits(EngineHarness& engine, const Case& c, std::size_
     const auto id = c.ids[start + i];
     batch.add_row(i < accepted ? id : (id + 1) % c.checkpoint.shape().vocab);
   }
-  program.model().forward(engine.parts().context(), batch.view(), program.hidden());
+  program.model().forward(engine.parts().context(), batch.upload(engine.parts().backend()),
+                          program.hidden());
   program.tables().pending_rows[0] = static_cast<std::int32_t>(accepted);
   return logits_of(engine, program.hidden(), accepted);
 }
@@ -227,7 +228,8 @@ TEST_P(RandomShapes, MtpLogits) {
   batch.add_segment(0, 1);
   for (const auto id : c.part(1, kPrompt)) batch.add_row(id);
   std::vector<float> output(hidden.size());
-  mtp->forward(engine.parts().context(), batch.view(), hidden.data(), output.data());
+  mtp->forward(engine.parts().context(), batch.upload(engine.parts().backend()), hidden.data(),
+               output.data());
   double error = worst_error(logits_of(engine, output.data(), kPrompt), expected, 0);
   EXPECT_LT(error, kFp32Tolerance) << "prompt rows";
 
@@ -238,8 +240,8 @@ TEST_P(RandomShapes, MtpLogits) {
     batch.add_segment(0, kPrompt);
     batch.add_row(c.ids[kPrompt]);
     const std::size_t width = c.hidden.cols;
-    mtp->forward(engine.parts().context(), batch.view(), &hidden[(kPrompt - 1) * width],
-                 output.data());
+    mtp->forward(engine.parts().context(), batch.upload(engine.parts().backend()),
+                 &hidden[(kPrompt - 1) * width], output.data());
     error =
         std::max(error, worst_error(logits_of(engine, output.data(), 1), expected, kPrompt - 1));
     EXPECT_LT(error, kFp32Tolerance) << chunks.size() << " chunks";

@@ -183,7 +183,7 @@ TEST(ReferenceModel, MtpLogitsAndHiddenStates) {
     auto* input = static_cast<float*>(backend.allocate(bytes, MemoryKind::kHostVisible));
     auto* output = static_cast<float*>(backend.allocate(bytes, MemoryKind::kHostVisible));
     std::copy(hidden.begin(), hidden.end(), input);
-    mtp.forward(engine.parts().context(), batch.view(), input, output);
+    mtp.forward(engine.parts().context(), batch.upload(backend), input, output);
     backend.copy(program.hidden(), output, bytes);
     backend.synchronize();
     if (p == "p33") {

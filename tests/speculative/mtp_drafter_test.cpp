@@ -67,7 +67,7 @@ class MtpDrafting : public ::testing::TestWithParam<ActivationDType> {
     const int end = std::accumulate(chunks.begin(), chunks.end(), start);
     for (const int rows : chunks) {
       pass(ops::RowClass::kPrompt, slot, ids, start, rows, start + rows == end);
-      drafter().observe_prompt(context(), program().batch().view(), program().hidden());
+      drafter().observe_prompt(context(), program().batch(), program().hidden());
       start += rows;
     }
   }
@@ -82,7 +82,7 @@ class MtpDrafting : public ::testing::TestWithParam<ActivationDType> {
     batch.clear(row_class);
     batch.add_segment(slot, start, ends_prompt);
     for (int i = 0; i < rows; ++i) batch.add_row(ids[static_cast<std::size_t>(start + i)]);
-    program().model().forward(context(), batch.view(), program().hidden());
+    program().model().forward(context(), batch.upload(context().backend), program().hidden());
   }
 
   static DraftRequest request(int slot, const Tokens& ids, int first, std::size_t count,
@@ -112,7 +112,7 @@ class MtpDrafting : public ::testing::TestWithParam<ActivationDType> {
     const auto row_bytes = width * static_cast<std::int64_t>(dtype_bytes(activations));
     std::vector<std::byte> out(static_cast<std::size_t>(row_bytes));
     program().model().mtp_head()->forward(
-        context(), batch.view(),
+        context(), batch.upload(context().backend),
         static_cast<const std::byte*>(program().hidden()) + last_row * row_bytes, out.data());
     return to_floats(TensorView(out.data(), activations, {1, width}));
   }
@@ -224,7 +224,7 @@ TEST_P(MtpDrafting, SlotsOfOneRoundTakeTheirOwnRows) {
     batch.add_segment(slot, kLength);
     for (int i = 0; i < kRows; ++i) batch.add_row(texts[s][static_cast<std::size_t>(kLength + i)]);
   }
-  program().model().forward(context(), batch.view(), program().hidden());
+  program().model().forward(context(), batch.upload(context().backend), program().hidden());
   drafter().draft(context(), requests, program().hidden());
   EXPECT_EQ(together, alone);
 }

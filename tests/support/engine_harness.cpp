@@ -101,9 +101,9 @@ std::vector<float> EngineHarness::prompt_pass(std::span<const std::int32_t> ids,
   batch.clear(ops::RowClass::kPrompt);
   batch.add_segment(0, start, ends_prompt);
   for (const auto id : ids) batch.add_row(id);
-  program.model().forward(parts_->context(), batch.view(), program.hidden());
+  program.model().forward(parts_->context(), batch.upload(parts_->backend()), program.hidden());
   if (program.drafter() != nullptr) {
-    program.drafter()->observe_prompt(parts_->context(), batch.view(), program.hidden());
+    program.drafter()->observe_prompt(parts_->context(), batch, program.hidden());
   }
   parts_->backend().synchronize();
   last_rows_ = static_cast<int>(ids.size());

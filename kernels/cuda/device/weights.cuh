@@ -16,7 +16,7 @@
 namespace tandem::cuda {
 
 // Weights are read once a step and fill no cache; neighbours in a line follow at once.
-__device__ __forceinline__ uint4 load_once(const uint4* p) {
+__device__ __forceinline__ uint4 load_once(const uint8_t* p) {
   uint4 v;
   asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -83,47 +83,61 @@ __device__ inline float scale_at(const ops::LinearWeight& w, int64_t row, int64_
   return scale_value(w.scales, w.scale_dtype, row / w.block_rows * per_row + column / w.block_cols);
 }
 
-// kFormat's rows for the matrix units.
-//   Raw              eight codes as they lie in memory
-//   row(w, n)        where output n's codes begin
-//   load(row, k)     codes of columns k .. k+7; k is a multiple of 8
-//   columns(...)     as bf16
+// kFormat's rows for the matrix units, 16 bytes a lane and load:
+//   kGroups              groups of eight columns in 16 bytes
+//   kAlternate           pairs of columns are (0,4) (1,5) (2,6) (3,7) of a group: x has to follow
+//   row(w, n)            where output n's codes begin
+//   address(row, k)      of the code of column k
+//   Scales, scales(...)  what the codes of one load need besides
+//   columns(...)         group j as bf16
+//   kSumFactor           what the sums of products are to be multiplied with on top of their scale
+struct NoScales {};
+
 template <ops::WeightFormat kFormat>
 struct WeightRows;
 
 template <>
 struct WeightRows<ops::WeightFormat::kBf16> {
-  using Raw = uint4;
-  static constexpr bool kScaledSums = false;
+  static constexpr int kGroups = 1;
+  static constexpr bool kAlternate = false;
+  static constexpr float kSumFactor = 1.0f;
+  using Scales = NoScales;
   static __device__ const uint8_t* row(const ops::LinearWeight& w, int64_t n) {
     return static_cast<const uint8_t*>(w.data) + n * w.in_features * 2;
   }
-  static __device__ __forceinline__ Raw load(const uint8_t* row, int64_t k) {
-    return load_once(reinterpret_cast<const uint4*>(row + k * 2));
+  static __device__ __forceinline__ const uint8_t* address(const uint8_t* row, int64_t k) {
+    return row + k * 2;
   }
-  static __device__ __forceinline__ Columns8 columns(const ops::LinearWeight&, const Raw& raw,
-                                                     int64_t, int64_t) {
+  static __device__ __forceinline__ Scales scales(const uint8_t*, int64_t) { return {}; }
+  static __device__ __forceinline__ Columns8 columns(const uint4& raw, Scales, int) {
     return {{raw.x, raw.y, raw.z, raw.w}};
   }
 };
 
-// Eight codes of one byte.
+__device__ __forceinline__ uint32_t word_of(const uint4& raw, int i) {
+  return i == 0 ? raw.x : i == 1 ? raw.y : i == 2 ? raw.z : raw.w;
+}
+
+// Codes of one byte; their scales are applied to sums.
 struct ByteRows {
-  using Raw = uint2;
-  static constexpr bool kScaledSums = true;
+  static constexpr int kGroups = 2;
+  static constexpr bool kAlternate = false;
+  static constexpr float kSumFactor = 1.0f;
+  using Scales = NoScales;
   static __device__ const uint8_t* row(const ops::LinearWeight& w, int64_t n) {
     return static_cast<const uint8_t*>(w.data) + n * w.in_features;
   }
-  static __device__ __forceinline__ Raw load(const uint8_t* row, int64_t k) {
-    return __ldg(reinterpret_cast<const uint2*>(row + k));
+  static __device__ __forceinline__ const uint8_t* address(const uint8_t* row, int64_t k) {
+    return row + k;
   }
+  static __device__ __forceinline__ Scales scales(const uint8_t*, int64_t) { return {}; }
 };
 
 struct E4m3Rows : ByteRows {
-  static __device__ __forceinline__ Columns8 columns(const ops::LinearWeight&, const Raw& raw,
-                                                     int64_t, int64_t) {
-    return {{e4m3_pair(__byte_perm(raw.x, 0, 0x1404)), e4m3_pair(__byte_perm(raw.x, 0, 0x3424)),
-             e4m3_pair(__byte_perm(raw.y, 0, 0x1404)), e4m3_pair(__byte_perm(raw.y, 0, 0x3424))}};
+  static __device__ __forceinline__ Columns8 columns(const uint4& raw, Scales, int j) {
+    const uint32_t x = word_of(raw, 2 * j), y = word_of(raw, 2 * j + 1);
+    return {{e4m3_pair(__byte_perm(x, 0, 0x1404)), e4m3_pair(__byte_perm(x, 0, 0x3424)),
+             e4m3_pair(__byte_perm(y, 0, 0x1404)), e4m3_pair(__byte_perm(y, 0, 0x3424))}};
   }
 };
 
@@ -132,9 +146,9 @@ struct Int8Rows : ByteRows {
   static __device__ __forceinline__ float value(uint32_t shifted, uint32_t selector) {
     return __uint_as_float(__byte_perm(shifted, 0x4b000000u, selector)) - 8388736.0f;
   }
-  static __device__ __forceinline__ Columns8 columns(const ops::LinearWeight&, const Raw& raw,
-                                                     int64_t, int64_t) {
-    const uint32_t x = raw.x ^ 0x80808080u, y = raw.y ^ 0x80808080u;
+  static __device__ __forceinline__ Columns8 columns(const uint4& raw, Scales, int j) {
+    const uint32_t x = word_of(raw, 2 * j) ^ 0x80808080u;
+    const uint32_t y = word_of(raw, 2 * j + 1) ^ 0x80808080u;
     return {{pack_bf16(value(x, 0x7440), value(x, 0x7441)),
              pack_bf16(value(x, 0x7442), value(x, 0x7443)),
              pack_bf16(value(y, 0x7440), value(y, 0x7441)),
@@ -153,36 +167,62 @@ struct WeightRows<ops::WeightFormat::kInt8Group> : Int8Rows {};
 template <>
 struct WeightRows<ops::WeightFormat::kInt8Channel> : Int8Rows {};
 
-// Eight codes of four bits. A block scale of E4M3 or E8M0 has so few digits that code times scale
-// is exact in bf16.
-template <bool kE8m0>
+// Codes of four bits with a scale for every kBlock columns. A scale of E4M3 or E8M0 has so few
+// digits that code times scale is exact in bf16. E2M1's exponent and mantissa land in bf16's fields
+// with a bias that is off by 126; the multiplier makes up for 100 of it, so that no scale
+// overflows, and the sums for the rest.
+template <bool kE8m0, int kBlock>
 struct NibbleRows {
-  using Raw = uint32_t;
-  static constexpr bool kScaledSums = false;
+  static constexpr int kGroups = 4;
+  static constexpr bool kAlternate = true;
+  static constexpr float kSumFactor = 0x1p26f;
+  using Scales = uint32_t;  // kGroups * 8 / kBlock bytes
   static __device__ const uint8_t* row(const ops::LinearWeight& w, int64_t n) {
     return static_cast<const uint8_t*>(w.data) + n * (w.in_features / 2);
   }
-  static __device__ __forceinline__ Raw load(const uint8_t* row, int64_t k) {
-    return __ldg(reinterpret_cast<const uint32_t*>(row + k / 2));
+  static __device__ const uint8_t* scale_row(const ops::LinearWeight& w, int64_t n) {
+    return static_cast<const uint8_t*>(w.scales) + n * (w.in_features / kBlock);
   }
-  static __device__ __forceinline__ Columns8 columns(const ops::LinearWeight& w, const Raw& raw,
-                                                     int64_t n, int64_t k) {
-    const int64_t per_row = (w.in_features + w.block_cols - 1) / w.block_cols;
-    const uint8_t code = __ldg(static_cast<const uint8_t*>(w.scales) + n / w.block_rows * per_row +
-                               k / w.block_cols);
-    const float scale = kE8m0 ? e8m0_value(code) : e4m3_value(code);
-    const uint32_t scales = (__float_as_uint(scale) >> 16) * 0x10001u;
-    return {{multiply_pairs(e2m1_pair(raw & 0xffu), scales),
-             multiply_pairs(e2m1_pair((raw >> 8) & 0xffu), scales),
-             multiply_pairs(e2m1_pair((raw >> 16) & 0xffu), scales),
-             multiply_pairs(e2m1_pair(raw >> 24), scales)}};
+  static __device__ __forceinline__ const uint8_t* address(const uint8_t* row, int64_t k) {
+    return row + k / 2;
+  }
+  static __device__ __forceinline__ Scales scales(const uint8_t* scale_row, int64_t k) {
+    if constexpr (kBlock == 16) return __ldg(reinterpret_cast<const uint16_t*>(scale_row + k / 16));
+    return __ldg(scale_row + k / kBlock);
+  }
+  // Times 2^100 in both halves of a pair.
+  static __device__ __forceinline__ uint32_t multiplier(uint32_t code) {
+    float scale;
+    if constexpr (kE8m0) {
+      scale = __uint_as_float(code == 0 ? 0x400000u : code << 23) * 0x1p100f;
+    } else {
+      const uint32_t bits = (code & 0x80u) << 24 | (code & 0x7fu) << 20;
+      scale = __uint_as_float(bits) * 0x1p120f * 0x1p100f;
+    }
+    return (__float_as_uint(scale) >> 16) * 0x10001u;
+  }
+  static __device__ __forceinline__ uint32_t decode(uint32_t magnitude_bits, uint32_t sign_bits,
+                                                    uint32_t factor) {
+    return multiply_pairs((magnitude_bits & 0x01c001c0u) | (sign_bits & 0x80008000u), factor);
+  }
+  static __device__ __forceinline__ Columns8 columns(const uint4& raw, Scales scales, int j) {
+    const uint32_t w = word_of(raw, j);
+    const uint32_t factor = multiplier(scales >> (8 * (8 * j / kBlock)) & 0xffu);
+    return {{decode(w << 6, w << 12, factor), decode(w << 2, w << 8, factor),
+             decode(w >> 2, w << 4, factor), decode(w >> 6, w, factor)}};
   }
 };
 
 template <>
-struct WeightRows<ops::WeightFormat::kNvfp4> : NibbleRows<false> {};
+struct WeightRows<ops::WeightFormat::kNvfp4> : NibbleRows<false, 16> {};
 template <>
-struct WeightRows<ops::WeightFormat::kMxfp4> : NibbleRows<true> {};
+struct WeightRows<ops::WeightFormat::kMxfp4> : NibbleRows<true, 32> {};
+
+// The eight columns of x in the order of kAlternate.
+__device__ __forceinline__ Columns8 alternate(const Columns8& x) {
+  return {{__byte_perm(x.pair[0], x.pair[2], 0x5410), __byte_perm(x.pair[0], x.pair[2], 0x7632),
+           __byte_perm(x.pair[1], x.pair[3], 0x5410), __byte_perm(x.pair[1], x.pair[3], 0x7632)}};
+}
 
 // One value, for plain kernels.
 __device__ inline float weight_value(const ops::LinearWeight& w, int64_t row, int64_t k) {
