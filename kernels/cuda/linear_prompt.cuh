@@ -12,125 +12,17 @@
 #include "kernels/cuda/device/weights.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_prompt_map.h"
-#include "kernels/cuda/linear_prompt_plan.h"
+#include "kernels/cuda/linear_prompt_tile.cuh"
 
 namespace tandem::cuda::prompt {
-
-using ops::WeightFormat;
-
-constexpr int kRows = kPromptRows;  // of a tile
-constexpr int kGroupRows = 64;      // of a consumer warpgroup
-constexpr int kGroupThreads = 128;
-constexpr int kConsumers = kRows / kGroupRows;
-constexpr int kConsumerThreads = kConsumers * kGroupThreads;
-constexpr int kThreads = kGroupThreads + kConsumerThreads;
-constexpr std::size_t kHopperSharedBytes = 227 * 1024;
-
-constexpr bool scales_column_blocks(WeightFormat format) {
-  return format == WeightFormat::kFp8Block;
-}
-
-// What a tile's width leaves room for. Sums of subtrees that wait for their sibling lie in
-// registers as far as these reach, then in shared memory: three levels serve eight leaves.
-template <WeightFormat kFormat, int kOuts>
-struct Tile {
-  static constexpr bool kPromotes = scales_column_blocks(kFormat);
-  static constexpr int kSums = kGroupRows * kOuts / kGroupThreads;  // of a thread
-  static constexpr int kLevels = prompt_tree_levels(kOuts);
-  static constexpr int kRegisterLevels = kOuts == 64 ? 3 : kOuts == 128 ? (kPromotes ? 1 : 2) : 0;
-  static constexpr int kSharedLevels = kLevels - kRegisterLevels;
-  static constexpr int kStages = kOuts == 256 ? 4 : kOuts == 128 && kPromotes ? 3 : 5;
-
-  static constexpr int kXBytes = kRows * kTileRowBytes;
-  static constexpr int kStageBytes = kXBytes + kOuts * kTileRowBytes;
-  static constexpr int kWaitingBytes = kSharedLevels * kSums * kConsumerThreads * 4;
-  static constexpr std::size_t kSharedBytes =
-      kTileAlignment + kStages * kStageBytes + kWaitingBytes + 2 * kStages * sizeof(Barrier);
-  static_assert(kSharedBytes <= kHopperSharedBytes);
-
-  static constexpr int kProducers = kFormat == WeightFormat::kBf16 ? 1 : kGroupThreads;
-  // A warpgroup that only starts copies needs few registers, one that decodes some more.
-  static constexpr int kProducerRegisters = kFormat == WeightFormat::kBf16 ? 40 : 72;
-  static constexpr int kConsumerRegisters = kFormat == WeightFormat::kBf16 ? 232 : 216;
-  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
-};
-
-// The block's shared memory.
-template <class Tile>
-struct Shared {
-  char* stages;     // [kStages][kStageBytes]: x, then the weight
-  float* waiting;   // [kSharedLevels][kSums][kConsumerThreads]
-  Barrier* filled;  // [kStages]
-  Barrier* read;    // [kStages]
-
-  __device__ explicit Shared(char* memory) {
-    const uint32_t address = shared_address(memory);
-    stages = memory + ((address + kTileAlignment - 1) / kTileAlignment * kTileAlignment - address);
-    waiting = reinterpret_cast<float*>(stages + Tile::kStages * Tile::kStageBytes);
-    filled = reinterpret_cast<Barrier*>(reinterpret_cast<char*>(waiting) + Tile::kWaitingBytes);
-    read = filled + Tile::kStages;
-  }
-  __device__ char* x(int stage) const { return stages + stage * Tile::kStageBytes; }
-  __device__ char* w(int stage) const { return x(stage) + Tile::kXBytes; }
-};
-
-// A place in the ring of stages, and the parity of the round.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t round = 0;
-
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) stage = 0, round ^= 1;
-  }
-};
-
-// The tiles of a product. Row tiles vary fastest: those that share a weight's columns run together
-// and find them in the second-level cache.
-struct Tiles {
-  int row_tiles, count;
-
-  __device__ Tiles(const ops::LinearArgs& a, int outs)
-      : row_tiles((a.num_rows + kRows - 1) / kRows),
-        count(row_tiles * static_cast<int>((a.weight.out_features + outs - 1) / outs)) {}
-  __device__ int first_row(int tile) const { return tile % row_tiles * kRows; }
-  __device__ int first_out(int tile, int outs) const { return tile / row_tiles * outs; }
-};
-
-// The stages of this block's tiles in the order in which they are filled and read. A leaf's last
-// may hold less than 64 columns of it: what follows there is not multiplied.
-template <int kOuts>
-struct Blocks {
-  Tiles tiles;
-  int leaves, leaf_columns;
-  int tile, leaf = 0, begin = 0, leaf_end;  // begin: a column
-
-  __device__ Blocks(const ops::LinearArgs& a, const LinearOrder& order)
-      : tiles(a, kOuts),
-        leaves(order.num_leaves),
-        leaf_columns(static_cast<int>(order.leaf_columns)),
-        tile(static_cast<int>(blockIdx.x)),
-        leaf_end(leaf_columns) {}
-  __device__ bool done() const { return tile >= tiles.count; }
-  __device__ int first_row() const { return tiles.first_row(tile); }
-  __device__ int first_out() const { return tiles.first_out(tile, kOuts); }
-  __device__ __forceinline__ void next() {
-    begin += kTileColumns;
-    if (begin < leaf_end) return;
-    begin = leaf_end;
-    leaf_end += leaf_columns;
-    if (++leaf < leaves) return;
-    leaf = begin = 0;
-    leaf_end = leaf_columns;
-    tile += static_cast<int>(gridDim.x);
-  }
-};
 
 // Copies of x, and of a weight that is bf16 already. One thread.
 template <class Tile, int kOuts>
 __device__ __forceinline__ void produce_copies(const CUtensorMap& x_map, const CUtensorMap& w_map,
                                                const ops::LinearArgs& a, const LinearOrder& order,
                                                const Shared<Tile>& shared) {
+  prefetch_map(x_map);
+  prefetch_map(w_map);
   Ring<Tile::kStages> at;
   for (Blocks<kOuts> b(a, order); !b.done(); b.next(), at.next()) {
     shared.read[at.stage].wait(at.round ^ 1);
@@ -141,6 +33,12 @@ __device__ __forceinline__ void produce_copies(const CUtensorMap& x_map, const C
   }
 }
 
+// The same for other formats: linear_prompt_decode.cuh.
+template <WeightFormat kFormat, int kOuts>
+__device__ __forceinline__ void produce_decoded(const CUtensorMap& x_map, const ops::LinearArgs& a,
+                                                const LinearOrder& order,
+                                                const Shared<Tile<kFormat, kOuts>>& shared);
+
 // Adds leaves as a tree while they arrive, like LeafTree, for more sums than registers hold.
 template <class Tile>
 class WaitingSums {
@@ -148,31 +46,43 @@ class WaitingSums {
   __device__ explicit WaitingSums(float* of_thread) : shared_(of_thread) {}
 
   // `sums` becomes the root of the largest subtree that ends with this leaf.
-  template <int kLevel = 0>
   __device__ __forceinline__ void add(int leaf, float (&sums)[Tile::kSums]) {
-    if constexpr (kLevel < Tile::kLevels) {
-      if ((leaf >> kLevel & 1) != 0) {
+    // Of a level: its sum is added if the leaf ends its right half, replaced if it ends its left.
+    const auto ends_right = [leaf](int level) { return ((leaf + 1) & ((2 << level) - 1)) == 0; };
+    const auto ends_left = [leaf](int level) {
+      return ((leaf + 1) & ((2 << level) - 1)) == 1 << level;
+    };
 #pragma unroll
-        for (int i = 0; i < Tile::kSums; ++i) sums[i] = waiting<kLevel>(i) + sums[i];
-        add<kLevel + 1>(leaf, sums);
-      } else {
+    for (int level = 0; level < Tile::kRegisterLevels; ++level) {
+      const int right = ends_right(level), left = ends_left(level);
 #pragma unroll
-        for (int i = 0; i < Tile::kSums; ++i) waiting<kLevel>(i) = sums[i];
+      for (int i = 0; i < Tile::kSums; ++i) {
+        // Without branches, after which the compiler would keep copies of all these registers.
+        asm("{\n.reg .pred right, left;\n"
+            "setp.ne.b32 right, %2, 0;\n"
+            "setp.ne.b32 left, %3, 0;\n"
+            "@right add.rn.f32 %0, %1, %0;\n"
+            "@left mov.f32 %1, %0;\n}"
+            : "+f"(sums[i]), "+f"(registers_[level][i])
+            : "r"(right), "r"(left));
+      }
+    }
+#pragma unroll
+    for (int level = Tile::kRegisterLevels; level < Tile::kLevels; ++level) {
+      float* waiting = shared_ + (level - Tile::kRegisterLevels) * Tile::kSums * kConsumerThreads;
+      if (ends_right(level)) {
+#pragma unroll
+        for (int i = 0; i < Tile::kSums; ++i) sums[i] = waiting[i * kConsumerThreads] + sums[i];
+      }
+      if (ends_left(level)) {
+#pragma unroll
+        for (int i = 0; i < Tile::kSums; ++i) waiting[i * kConsumerThreads] = sums[i];
       }
     }
   }
 
  private:
-  template <int kLevel>
-  __device__ __forceinline__ float& waiting(int i) {
-    if constexpr (kLevel < Tile::kRegisterLevels) {
-      return registers_[kLevel][i];
-    } else {
-      return shared_[((kLevel - Tile::kRegisterLevels) * Tile::kSums + i) * kConsumerThreads];
-    }
-  }
-
-  float registers_[Tile::kRegisterLevels > 0 ? Tile::kRegisterLevels : 1][Tile::kSums];
+  float registers_[Tile::kRegisterLevels > 0 ? Tile::kRegisterLevels : 1][Tile::kSums] = {};
   float* shared_;
 };
 
@@ -252,20 +162,27 @@ class Products {
   Ring<Tile::kStages> at_;
 };
 
+// Of output `out` from `column` on, where scales have areas.
+__device__ __forceinline__ std::int64_t first_scale(const ops::LinearWeight& w, int out,
+                                                    int column) {
+  const std::int64_t per_row = (w.in_features + w.block_cols - 1) / w.block_cols;
+  return out / w.block_rows * per_row + column / w.block_cols;
+}
+
 // The factors of whole leaves' sums: none, one, or one for each output.
 template <WeightFormat kFormat, int kSums>
 __device__ __forceinline__ void scale_leaf(const ops::LinearWeight& w, int first_out,
                                            float (&sums)[kSums]) {
   if constexpr (kFormat == WeightFormat::kFp8Channel || kFormat == WeightFormat::kInt8Channel) {
+    int first = first_out + 2 * static_cast<int>(threadIdx.x % 4);
+    // Unknown to the compiler, which would keep all scales in registers from leaf to leaf.
+    asm volatile("" : "+r"(first));
 #pragma unroll
-    for (int j = 0; j < kSums / 4; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const std::int64_t out = first_out + 8 * j + 2 * (threadIdx.x % 4) + i;
-        const float scale = scale_at(w, min(out, w.out_features - 1), 0);
-        sums[4 * j + i] *= scale;
-        sums[4 * j + 2 + i] *= scale;
-      }
+    for (int i = 0; i < kSums / 2; ++i) {
+      const std::int64_t out = min(std::int64_t{first + i / 2 * 8 + i % 2}, w.out_features - 1);
+      const float scale = scale_value(w.scales, w.scale_dtype, out);
+      sums[i / 2 * 4 + i % 2] *= scale;
+      sums[i / 2 * 4 + i % 2 + 2] *= scale;
     }
   } else if constexpr (kFormat != WeightFormat::kBf16 && !scales_column_blocks(kFormat)) {
     const float factor =
@@ -326,9 +243,11 @@ __device__ __forceinline__ void consume(const ops::LinearArgs& a, const LinearOr
       if constexpr (T::kPromotes) {
 #pragma unroll
         for (int i = 0; i < T::kSums; ++i) sums[i] = 0.0f;
-        for (int k = 0; k < leaf_columns; k += order.scale_columns) {
-          // A tile's outputs share the scale; it is asked for before the products are waited for.
-          const float scale = scale_at(a.weight, first_out, leaf * leaf_columns + k);
+        // A tile's outputs share their scales.
+        std::int64_t scale_index = first_scale(a.weight, first_out, leaf * leaf_columns);
+        for (int k = 0; k < leaf_columns; k += order.scale_columns, ++scale_index) {
+          // Asked for before the products are waited for.
+          const float scale = scale_value(a.weight.scales, a.weight.scale_dtype, scale_index);
           float part[T::kSums];
           products.run(min(order.scale_columns, leaf_columns - k), part);
 #pragma unroll
@@ -371,6 +290,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     release_registers<T::kProducerRegisters>();
     if constexpr (kFormat == WeightFormat::kBf16) {
       if (threadIdx.x == 0) produce_copies<T, kOuts>(x_map, w_map, a, order, shared);
+    } else {
+      produce_decoded<kFormat, kOuts>(x_map, a, order, shared);
     }
   } else {
     claim_registers<T::kConsumerRegisters>();

@@ -13,4 +13,8 @@ namespace tandem::cuda {
 void linear_prompt(const CudaBackend& backend, const ops::LinearArgs& args,
                    const LinearOrder& order);
 
+// Its part for formats whose codes become bf16 on the way to shared memory.
+void linear_prompt_quantized(const CudaBackend& backend, const ops::LinearArgs& args,
+                             const LinearOrder& order);
+
 }  // namespace tandem::cuda

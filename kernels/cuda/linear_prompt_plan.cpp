@@ -19,13 +19,30 @@ bool prompt_tiles_serve(const DeviceLimits& limits, const LinearOrder& order,
   if (!limits.warpgroup_products || order.path != LinearPath::kTensor) return false;
   // One matrix instruction's columns belong to one leaf.
   if (order.leaf_columns % 16 != 0) return false;
-  return weight.format == WeightFormat::kBf16;
+  switch (weight.format) {
+    case WeightFormat::kBf16:
+    case WeightFormat::kFp8Tensor:
+    case WeightFormat::kFp8Channel:
+    case WeightFormat::kInt8Channel:
+      return true;
+    case WeightFormat::kNvfp4:
+    case WeightFormat::kMxfp4:
+      return order.leaf_columns % 32 == 0;  // codes are loaded 16 bytes at a time
+    case WeightFormat::kFp8Block:
+      // Whole stages under a scale that a tile's outputs share.
+      return weight.block_cols % 64 == 0 && weight.block_rows % 128 == 0;
+    case WeightFormat::kF32:
+    case WeightFormat::kInt8Group:
+      return false;
+  }
+  return false;
 }
 
 PromptTile prompt_tile_outs(const LinearOrder& order, const ops::LinearWeight& weight, int num_rows,
                             int num_processors) {
   if (order.num_leaves > 1 << prompt_tree_levels(128)) return PromptTile::k64;
-  if (order.num_leaves > 1) return PromptTile::k128;
+  // Decoding keeps up with half of the widest tile, and sums under scales need its registers.
+  if (order.num_leaves > 1 || weight.format != WeightFormat::kBf16) return PromptTile::k128;
   // Twice the products in less than twice the time, for half the traffic between shared memory and
   // the matrix units; but the last round of few tiles may leave most processors without any.
   constexpr std::int64_t kWideCost = 7, kNarrowCost = 4;

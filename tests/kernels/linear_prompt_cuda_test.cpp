@@ -50,6 +50,14 @@ TEST(LinearPromptPlan, ServesByWeightAndGpuAlone) {
                                .compute_major = 12,
                                .compute_minor = 1};
   EXPECT_FALSE(serves(kGb10, bf16_weight(5120, 17408), 1));
+  ops::LinearWeight block{.format = ops::WeightFormat::kFp8Block,
+                          .out_features = 5120,
+                          .in_features = 17408,
+                          .block_rows = 128,
+                          .block_cols = 128};
+  EXPECT_TRUE(serves(kHopper, block, 8));
+  block.block_rows = 64;  // a tile's outputs would have two scales
+  EXPECT_FALSE(serves(kHopper, block, 8));
 }
 
 TEST(LinearPromptPlan, TilesHaveRoomForTheTreeAndFillTheProcessors) {

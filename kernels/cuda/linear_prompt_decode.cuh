@@ -1,0 +1,103 @@
+// The producers of linear_prompt.cuh for quantized weights: a warpgroup loads codes and stores
+// bf16.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/device/weights.cuh"
+#include "kernels/cuda/linear_prompt_tile.cuh"
+
+namespace tandem::cuda::prompt {
+
+// A thread's 16-byte loads of codes, and their way into a stage as bf16.
+template <WeightFormat kFormat, int kOuts>
+class Decoder {
+ public:
+  __device__ explicit Decoder(const ops::LinearWeight& weight) : weight_(weight) {}
+
+  // A thread's loads for a stage.
+  static constexpr int kLoadColumns = 8 * WeightRows<kFormat>::kGroups;
+  static constexpr int kLoadsOfRow = kTileColumns / kLoadColumns;
+  static constexpr int kLoads = kOuts * kLoadsOfRow / kGroupThreads;
+
+  __device__ __forceinline__ void load(const Blocks<kOuts>& block, int i) {
+    const int column = block.begin + load_of_row() * kLoadColumns;
+    if (column >= block.leaf_end) return;  // a piece of the stage that is not multiplied
+    const std::int64_t out =
+        min(std::int64_t{block.first_out() + row_of(i)}, weight_.out_features - 1);
+    const std::uint8_t* row = Weight::row(weight_, out);
+    raw_[i] = __ldg(reinterpret_cast<const uint4*>(Weight::address(row, column)));
+    // Loads one stage ahead cover the way from L2, not that from memory.
+    if (load_of_row() == 0 && column + kPrefetchColumns < weight_.in_features) {
+      asm volatile(
+          "prefetch.global.L2 [%0];" ::"l"(Weight::address(row, column + kPrefetchColumns)));
+    }
+    if constexpr (kHasScales) {
+      scales_[i] = Weight::scales(Weight::scale_row(weight_, out), column);
+    }
+  }
+
+  __device__ __forceinline__ void store(char* tile, int i) const {
+#pragma unroll
+    for (int j = 0; j < Weight::kGroups; ++j) {
+      const Columns8 c = Weight::columns(raw_[i], scales_[i], j);
+      *reinterpret_cast<uint4*>(tile + swizzled(row_of(i), load_of_row() * Weight::kGroups + j)) =
+          in_order(c);
+    }
+  }
+
+ private:
+  using Weight = WeightRows<kFormat>;
+  static constexpr int kPrefetchColumns = 8 * kTileColumns;
+  static constexpr bool kHasScales = !std::is_same_v<typename Weight::Scales, NoScales>;
+
+  __device__ static int load_of_row() { return static_cast<int>(threadIdx.x) % kLoadsOfRow; }
+  __device__ static int row_of(int i) {
+    return static_cast<int>(threadIdx.x) / kLoadsOfRow + i * (kGroupThreads / kLoadsOfRow);
+  }
+  // The copy engine brings x as it lies in memory.
+  __device__ static uint4 in_order(const Columns8& c) {
+    if constexpr (!Weight::kAlternate) return {c.pair[0], c.pair[1], c.pair[2], c.pair[3]};
+    return {__byte_perm(c.pair[0], c.pair[1], 0x5410), __byte_perm(c.pair[2], c.pair[3], 0x5410),
+            __byte_perm(c.pair[0], c.pair[1], 0x7632), __byte_perm(c.pair[2], c.pair[3], 0x7632)};
+  }
+
+  const ops::LinearWeight& weight_;
+  uint4 raw_[kLoads] = {};
+  typename Weight::Scales scales_[kLoads] = {};
+};
+
+// Copies of x by one thread, and a weight that all of the warpgroup decode. The next stage's codes
+// are loaded while this one's are decoded.
+template <WeightFormat kFormat, int kOuts>
+__device__ __forceinline__ void produce_decoded(const CUtensorMap& x_map, const ops::LinearArgs& a,
+                                                const LinearOrder& order,
+                                                const Shared<Tile<kFormat, kOuts>>& shared) {
+  using T = Tile<kFormat, kOuts>;
+  using D = Decoder<kFormat, kOuts>;
+  D decoder(a.weight);
+  Ring<T::kStages> at;
+  Blocks<kOuts> block(a, order), next = block;
+  if (block.done()) return;
+#pragma unroll
+  for (int i = 0; i < D::kLoads; ++i) decoder.load(block, i);
+  for (; !block.done(); block = next, at.next()) {
+    next.next();
+    shared.read[at.stage].wait(at.round ^ 1);
+    Barrier& filled = shared.filled[at.stage];
+    if (threadIdx.x == 0) {
+      filled.arrive_and_expect(T::kXBytes);
+      copy_tile(x_map, block.begin, block.first_row(), shared.x(at.stage), filled);
+    }
+    const bool more = !next.done();
+#pragma unroll
+    for (int i = 0; i < D::kLoads; ++i) {
+      decoder.store(shared.w(at.stage), i);
+      if (more) decoder.load(next, i);
+    }
+    publish_stores();
+    filled.arrive();
+  }
+}
+
+}  // namespace tandem::cuda::prompt
