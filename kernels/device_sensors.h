@@ -26,6 +26,8 @@ class DeviceSensors {
   virtual ~DeviceSensors() = default;
   // By one thread at a time, any one. Never throws for what the driver answers.
   virtual DeviceReadings read() = 0;
+  // "580.95.05"; empty where the driver does not say.
+  virtual std::string driver_version() = 0;
 };
 
 // To be made by the thread that made the backend. On a CPU, and where the driver's library is

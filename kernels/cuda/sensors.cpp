@@ -41,6 +41,8 @@ struct Nvml {
       library.find<Function<NvmlDevice, int, unsigned*>>("nvmlDeviceGetClockInfo");
   Function<NvmlDevice, int, unsigned*> temperature =
       library.find<Function<NvmlDevice, int, unsigned*>>("nvmlDeviceGetTemperature");
+  Function<char*, unsigned> driver_version =
+      library.find<Function<char*, unsigned>>("nvmlSystemGetDriverVersion");
   const char* (*error_text)(NvmlResult) =
       library.find<const char* (*)(NvmlResult)>("nvmlErrorString");
 };
@@ -75,6 +77,11 @@ class NvmlSensors final : public DeviceSensors {
     if (answered(r, "temperature", nvml_->temperature(device_, kNvmlTemperatureGpu, &value)))
       r.temperature_c = value;
     return r;
+  }
+
+  std::string driver_version() override {
+    char text[96] = {};
+    return nvml_->driver_version(text, sizeof text) == kNvmlSuccess ? text : "";
   }
 
  private:

@@ -2,7 +2,9 @@
 
 #include "base/build_info.h"
 #include "cli/cli.h"
+#include "kernels/device_sensors.h"
 #include "output/h5_handle.h"
+#include "parallel/collective_library.h"
 #include "parallel/mpi_env.h"
 
 namespace tandem {
@@ -23,7 +25,8 @@ std::string version_text() {
       "UCX:         {}\n",
       build.version, build.git_revision, build.compiler, build.flags, build.build_type,
       TANDEM_BACKENDS, TANDEM_GPU_TARGETS, mpi_version_text(), hdf5_version_text(),
-      "not compiled in", "not compiled in", "not linked (only inside MPI, if at all)");
+      gpu_collective_library_text(), device_library_text(),
+      "not linked (only inside MPI, if at all)");
 }
 
 }  // namespace tandem

@@ -5,6 +5,8 @@
 #include "base/build_info.h"
 #include "config/job_keys.h"
 #include "engine/request_exchange.h"
+#include "kernels/device_sensors.h"
+#include "parallel/collective_library.h"
 #include "parallel/mpi_env.h"
 
 namespace tandem {
@@ -51,6 +53,8 @@ Passport job_passport(const JobDescription& d) {
   p.set("ranks.data", std::int64_t{d.layout.data});
   p.set("ranks.map", render_rank_map(d.layout));
   p.set("mpi.version", mpi_version_text());
+  p.set("cuda.version", device_library_text());
+  p.set("nccl.version", gpu_collective_library_text());
 
   const auto& shape = d.limits.shape;
   p.set("precision.activations", dtype_name(shape.activations));

@@ -19,6 +19,7 @@
 #include "base/units.h"
 #include "engine/job_passport.h"
 #include "engine/job_sharing.h"
+#include "engine/power_sampler.h"
 #include "engine/progress.h"
 #include "engine/rank_engine.h"
 #include "engine/record_exchange.h"
@@ -127,9 +128,10 @@ class JobRun {
         writer_->flush_now(kFailureFlush);
       };
       guard.on_message = [this](int, std::uint32_t kind, std::string bytes) {
-        if (kind != kMemoryRowMessage) return;
-        if (auto* writer = writer_for_samples_.load())
-          writer->submit(deserialize_memory_row(bytes));
+        auto* writer = writer_for_samples_.load();
+        if (writer == nullptr) return;
+        if (kind == kMemoryRowMessage) writer->submit(deserialize_memory_row(bytes));
+        if (kind == kPowerRowMessage) writer->submit(deserialize_power_sample(bytes));
       };
     }
     guard_ = std::make_unique<RankGuard>(world_, beacon_, std::move(guard));
@@ -180,6 +182,14 @@ class JobRun {
         world_.rank(), job.memory.reserve_bytes, time_zero_s_, [this](const MemoryRow& row) {
           if (!root()) {
             guard_->send_to_root(kMemoryRowMessage, serialize(row));
+          } else if (auto* writer = writer_for_samples_.load()) {
+            writer->submit(row);
+          }
+        });
+    power_ = std::make_unique<PowerSampler>(
+        world_.rank(), time_zero_s_, [this](const PowerSample& row) {
+          if (!root()) {
+            guard_->send_to_root(kPowerRowMessage, serialize(row));
           } else if (auto* writer = writer_for_samples_.load()) {
             writer->submit(row);
           }
@@ -241,6 +251,10 @@ class JobRun {
       total += static_cast<std::int64_t>(bytes);
     }
     telemetry_->set_device_bytes(total);
+    std::string why;
+    auto sensors = make_device_sensors(engine_parts_->backend(), why);
+    const std::string driver = sensors != nullptr ? sensors->driver_version() : "";
+    power_->watch(std::move(sensors), why);
     if (!root()) return;
     const auto& stats = engine_parts_->load_stats();
     log_info("backend {}; {} per rank in arenas; KV pool {} pages of {} tokens; {} read in {}",
@@ -250,6 +264,7 @@ class JobRun {
     if (writer_ == nullptr) return;
     Passport more;
     more.set("backend", engine_parts_->backend().description());
+    if (!driver.empty()) more.set("gpu.driver_version", driver);
     more.set("collectives", engine_parts_->comm().transport());
     add_transport(engine_parts_->transport(), more);
     more.set("load.bytes_read", stats.bytes_read);
@@ -370,6 +385,7 @@ class JobRun {
     ExitCode code = ExitCode::kDone;
     if (stop == StopReason::kInterrupted) code = ExitCode::kInterrupted;
     if (stop == StopReason::kMemory) code = ExitCode::kMemoryWatchdog;
+    power_.reset();
     if (root()) {
       if (code == ExitCode::kDone && file_sink_->num_failed() > 0) code = ExitCode::kSomeFailed;
       Passport more;
@@ -392,6 +408,7 @@ class JobRun {
   void close_quietly() {
     log_set_sink(nullptr);
     writer_for_samples_ = nullptr;
+    power_.reset();
     telemetry_.reset();
     guard_->goodbye();
   }
@@ -418,6 +435,7 @@ class JobRun {
   std::unique_ptr<ForwardingSink> forwarding_sink_;  // leaders of other replicas
   std::unique_ptr<RankGuard> guard_;
   std::unique_ptr<Telemetry> telemetry_;
+  std::unique_ptr<PowerSampler> power_;
   std::unique_ptr<RankEngine> engine_parts_;
   std::unique_ptr<Canary> canary_;
   std::unique_ptr<Progress> progress_;

@@ -137,6 +137,18 @@ MemoryRow deserialize_memory_row(const std::string& bytes) {
   return row;
 }
 
+std::string serialize(const PowerSample& row) {
+  std::string out;
+  json::to_cbor(pack<PowerSample>(row, schema::kPowerColumns), out);
+  return out;
+}
+
+PowerSample deserialize_power_sample(const std::string& bytes) {
+  PowerSample row;
+  unpack<PowerSample>(json::from_cbor(bytes), schema::kPowerColumns, row);
+  return row;
+}
+
 void ForwardingSink::request_finished(RequestRecord&& record) {
   comm_.post(message(Kind::kRequest, pack_request(record)), 0, kTag);
 }

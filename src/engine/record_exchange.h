@@ -13,6 +13,8 @@ namespace tandem {
 
 std::string serialize(const MemoryRow& row);
 MemoryRow deserialize_memory_row(const std::string& bytes);
+std::string serialize(const PowerSample& row);
+PowerSample deserialize_power_sample(const std::string& bytes);
 
 // The sink of a replica's leader that is not rank 0. Posting does not wait for rank 0.
 class ForwardingSink final : public ResultSink {

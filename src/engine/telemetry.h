@@ -17,6 +17,7 @@ namespace tandem {
 
 // Message kinds on the guard's telemetry path.
 inline constexpr std::uint32_t kMemoryRowMessage = 1;
+inline constexpr std::uint32_t kPowerRowMessage = 2;
 
 class Telemetry {
  public:

@@ -192,7 +192,8 @@ class ResultFileTest(TandemTest):
             self.assertRegex(passport[name], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
         self.assertEqual(passport["exit_status"], "some_requests_failed")
         for name in ("host", "cpu_model", "kernel", "compiler", "compiler_flags", "git_revision",
-                     "program_version", "hdf5_version", "mpi.version", "job.config_yaml", "job.settings",
+                     "program_version", "hdf5_version", "mpi.version", "cuda.version", "nccl.version",
+                     "job.config_yaml", "job.settings",
                      "checkpoint.path", "checkpoint.identity", "ranks.map", "backend", "transport",
                      "env.OMP_NUM_THREADS"):
             self.assertTrue(str(passport[name]), name)
