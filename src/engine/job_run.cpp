@@ -168,8 +168,11 @@ class JobRun {
                                telemetry_->enter_phase(phase);
                              },
                          .on_load = [this](const LoadProgress& p) { progress_->loading(p); },
-                         .on_comm_failure = [this](const ErrorText& text,
-                                                   ExitCode code) { guard_->fail(text, code); }});
+                         .on_comm_failure =
+                             [this](const ErrorText& text, ExitCode code) {
+                               // Once all is said and done, a rank that leaves is no failure.
+                               if (!ending_) guard_->fail(text, code);
+                             }});
     world_.together([&] { canary_ = std::make_unique<Canary>(engine_parts_->backend()); });
     describe_start();
     world_.together([&] {
@@ -186,8 +189,8 @@ class JobRun {
             writer->submit(row);
           }
         });
-    power_ = std::make_unique<PowerSampler>(
-        world_.rank(), time_zero_s_, [this](const PowerSample& row) {
+    power_ =
+        std::make_unique<PowerSampler>(world_.rank(), time_zero_s_, [this](const PowerSample& row) {
           if (!root()) {
             guard_->send_to_root(kPowerRowMessage, serialize(row));
           } else if (auto* writer = writer_for_samples_.load()) {
@@ -400,6 +403,7 @@ class JobRun {
     progress_.reset();
     auto value = static_cast<int>(code);
     world_.bcast(value);
+    ending_ = true;
     guard_->goodbye();
     return value;
   }
@@ -419,6 +423,7 @@ class JobRun {
   HostComm records_;  // for records between replicas
   double time_zero_s_;
   StepBeacon beacon_;
+  std::atomic<bool> ending_{false};  // every rank's work is done
   const RdmaCounters rdma_at_start_ = read_rdma_counters();
   SharedJob shared_;
   RankLayout layout_;

@@ -108,7 +108,8 @@ RankEngine::RankEngine(const RankEngineInputs& in)
                             .beacon = &in.beacon,
                             .on_failure = in.on_comm_failure});
   // Before the weights: a night's run must not start on a path that the job does not accept.
-  transport_ = audit_transport(in.world, in.layout, group_, *comm_, *backend_);
+  transport_ =
+      audit_transport(in.world, in.layout, group_, *comm_, *backend_, default_group_check(*comm_));
   if (in.layout.rank == 0) log_info("transport: {}", describe_transport(transport_));
   in.world.together([&] { enforce_transport(in.job.transport.require, in.layout, transport_); });
 

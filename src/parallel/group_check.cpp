@@ -151,6 +151,15 @@ class GroupCheck {
 
 }  // namespace
 
+GroupCheckOptions default_group_check(const DeviceComm& comm) {
+  GroupCheckOptions options;
+  if (!comm.capturable()) {
+    options.large_bytes = 4 << 20;
+    options.repeats = 3;
+  }
+  return options;
+}
+
 GroupCheckResult check_group(const HostComm& group, DeviceComm& comm, Backend& backend,
                              const GroupCheckOptions& options) {
   if (comm.size() == 1) return {};

@@ -18,6 +18,10 @@ struct GroupCheckOptions {
   int repeats = 7;                      // of which the median counts
 };
 
+// Collectives that pass through the host are slow, and many ranks may share its cores: they get a
+// shorter check.
+GroupCheckOptions default_group_check(const DeviceComm& comm);
+
 struct GroupCheckResult {
   double small_s = 0;  // one all-reduce of small_bytes, enqueued back to back with others
   double large_s = 0;  // one all-reduce of large_bytes
@@ -27,7 +31,7 @@ struct GroupCheckResult {
 // Error{kTransport}, on all ranks, when a rank received a wrong sum or part; groups of one give
 // zeros.
 GroupCheckResult check_group(const HostComm& group, DeviceComm& comm, Backend& backend,
-                             const GroupCheckOptions& options = {});
+                             const GroupCheckOptions& options);
 
 // What rank `rank` puts into element i: sums over up to 300 ranks are exact in fp32, whatever
 // their order.

@@ -16,7 +16,7 @@ namespace tandem {
 // group. The same evidence on every rank. Throws what check_group() throws.
 TransportEvidence audit_transport(const HostComm& world, const RankLayout& layout,
                                   const HostComm& group, DeviceComm& comm, Backend& backend,
-                                  const GroupCheckOptions& options = {});
+                                  const GroupCheckOptions& options);
 
 // Whether a test that sent `expected_bytes` over adapters left too little in their counters to have
 // gone that way. Adapters that cannot be read say nothing.

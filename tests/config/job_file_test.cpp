@@ -178,7 +178,7 @@ TEST(JobFile, ResolvedYamlLoadsToTheSameJob) {
   c.job = "w\"eird'#job";
   c.model = {"/m/a: b #c", LoadMode::kDummy, "/d\\{x}", ActivationDType::kFp32};
   c.backend = BackendChoice::kCuda;
-  c.parallel = {4, 3, ExpertSplit::kTensor};
+  c.parallel = {4, 3, ExpertSplit::kTensor, CollectivesChoice::kHost};
   c.memory = {AllocatorChoice::kDevice, 1000, (std::int64_t{5} << 20) + 512,
               KvDType::kFp8DsMla,       true, 64,
               NgramTable::kResident,    false};
