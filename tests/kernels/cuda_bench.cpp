@@ -105,7 +105,8 @@ class Bench {
 };
 
 void bench_linear(Bench& bench, const char* format_name, ops::LinearWeight weight,
-                  std::size_t weight_bytes, const std::vector<int>& rows) {
+                  std::size_t weight_bytes, const std::vector<int>& rows,
+                  ops::RowClass row_class = ops::RowClass::kGenerated, int leaves = 1) {
   const Buffer codes(bench.backend(), normal_bf16(weight_bytes / 2 + 1));
   // Scales that are valid in every type that a format allows: small positive numbers.
   const Buffer scales(bench.backend(), std::vector<std::uint8_t>(weight_bytes / 2, 0x38));
@@ -119,11 +120,15 @@ void bench_linear(Bench& bench, const char* format_name, ops::LinearWeight weigh
                                .x_stride = weight.in_features,
                                .num_rows = m,
                                .weight = weight,
+                               .row_class = row_class,
+                               .num_leaves = leaves,
                                .y = y.as(),
                                .y_dtype = DType::kF32,
                                .y_stride = weight.out_features};
-    bench.line(fmt::format("linear {}, M = {}, {} x {}", format_name, m, weight.out_features,
-                           weight.in_features),
+    bench.line(fmt::format("linear {}{}, M = {}, {} x {}{}",
+                           row_class == ops::RowClass::kPrompt ? "of prompts, " : "", format_name,
+                           m, weight.out_features, weight.in_features,
+                           leaves > 1 ? fmt::format(", {} leaves", leaves) : ""),
                static_cast<double>(weight_bytes),
                2.0 * m * static_cast<double>(weight.out_features * weight.in_features),
                m > 64 ? 5 : 20, [&] { ops::linear(bench.backend(), args); });
@@ -146,8 +151,17 @@ void bench_linears(Bench& bench) {
     bench_linear(bench, "bf16", weight(WeightFormat::kBf16, n, k), elements(n, k) * 2,
                  {1, 4, 8, 16, 32, 64});
   }
+  constexpr auto kPrompt = ops::RowClass::kPrompt;
   bench_linear(bench, "bf16", weight(WeightFormat::kBf16, 17408, 5120), elements(17408, 5120) * 2,
-               {128, 512, 2048});
+               {1, 64, 128, 512, 2048}, kPrompt);
+  for (const int leaves : {1, 8}) {
+    bench_linear(bench, "bf16", weight(WeightFormat::kBf16, 5120, 17408), elements(5120, 17408) * 2,
+                 {128, 2048}, kPrompt, leaves);
+  }
+  bench_linear(bench, "fp8 block", weight(WeightFormat::kFp8Block, 17408, 5120),
+               elements(17408, 5120), {128, 2048}, kPrompt);
+  bench_linear(bench, "nvfp4", weight(WeightFormat::kNvfp4, 17408, 5120), elements(17408, 5120) / 2,
+               {128, 2048}, kPrompt);
   bench_linear(bench, "fp8 block", weight(WeightFormat::kFp8Block, 17408, 5120),
                elements(17408, 5120), {1, 8, 32});
   bench_linear(bench, "nvfp4", weight(WeightFormat::kNvfp4, 17408, 5120), elements(17408, 5120) / 2,
