@@ -24,6 +24,7 @@ namespace tandem {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const HostComm* g_world = nullptr;  // set by main, as the test framework takes no arguments
 const HostComm& world() { return *g_world; }
@@ -236,6 +237,61 @@ TEST(Collectives, FollowTheJobAndTheBackend) {
   EXPECT_THROW(resolve_collectives(Choice::kNccl, BackendKind::kCpu), Error);
   EXPECT_EQ(gpu_sharing(CollectivesKind::kHostStaged), GpuSharing::kAllow);
   EXPECT_EQ(gpu_sharing(CollectivesKind::kNccl), GpuSharing::kRefuse);
+}
+
+// Sums values() on the device and compares them with MPI's, bit for bit.
+void expect_sums_of_mpi(DeviceComm& comm, Backend& backend) {
+  const auto mpi = make_mpi_device_comm(world(), nullptr);
+  // The last one takes two pieces of NCCL's sum over more than two ranks.
+  for (const std::int64_t n : {1, 5120, 70001, (1 << 20) + 3}) {
+    auto expected = values(n);
+    auto data = expected;
+    const std::size_t bytes = expected.size() * sizeof(float);
+    mpi->all_reduce_tree_f32(expected.data(), n);
+    void* device = backend.allocate(bytes);
+    backend.copy(device, data.data(), bytes);
+    comm.all_reduce_tree_f32(static_cast<float*>(device), n);
+    backend.copy(data.data(), device, bytes);
+    backend.synchronize();
+    backend.deallocate(device, bytes);
+    EXPECT_TRUE(same_bits(data, expected)) << n << " floats, rank " << world().rank();
+  }
+}
+
+TEST(OnGpus, RanksMayShareOneThroughHostMemory) {
+  if (default_backend() != BackendKind::kCuda) GTEST_SKIP() << "no GPU";
+  const auto layout = agree_rank_layout(world(), {});
+  const int gpu = agree_gpu(world(), layout, GpuSharing::kAllow);
+  const auto backend = make_backend(BackendKind::kCuda, {.num_threads = 1, .device = gpu});
+  const auto comm = make_device_comm(world(), *backend, {.collectives = CollectivesChoice::kHost});
+  EXPECT_EQ(comm->capturable(), world().size() == 1);
+  expect_sums_of_mpi(*comm, *backend);
+  check_group(world(), *comm, *backend, kQuick);
+}
+
+TEST(OnGpus, NcclSumsAlongTheTreeAndItsPathsAreKnown) {
+  if (default_backend() != BackendKind::kCuda) GTEST_SKIP() << "no GPU";
+  const auto layout = agree_rank_layout(world(), {});
+  int gpu = 0;
+  try {
+    gpu = agree_gpu(world(), layout, GpuSharing::kRefuse);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.scope(), ErrorScope::kAllRanks);
+    EXPECT_THAT(error.what(), HasSubstr("would use the same GPU"));
+    GTEST_SKIP() << "fewer GPUs than ranks: " << error.what();
+  }
+  const auto backend = make_backend(BackendKind::kCuda, {.num_threads = 1, .device = gpu});
+  const auto comm = make_device_comm(world(), *backend, {});
+  EXPECT_TRUE(comm->capturable());
+  expect_sums_of_mpi(*comm, *backend);
+  const auto evidence =
+      audit_transport(world(), layout, world(), *comm, *backend, default_group_check(*comm));
+  if (world().size() == 1) return;
+  EXPECT_THAT(evidence.name, HasSubstr("nccl "));
+  EXPECT_THAT(evidence.name, Not(HasSubstr("unknown")));
+  if (world().rank() != 0) return;
+  fmt::print("{}\n{}\n{}\n", describe_transport(evidence), fmt::join(evidence.pairs, "\n"),
+             fmt::join(evidence.devices, "\n"));
 }
 
 }  // namespace
