@@ -176,7 +176,7 @@ TEST(JobFile, OverridesCanGiveRequiredKeys) {
 TEST(JobFile, ResolvedYamlLoadsToTheSameJob) {
   JobConfig c;
   c.job = "w\"eird'#job";
-  c.model = {"/m/a: b #c", LoadMode::kDummy, "/d\\{x}", ActivationDType::kFp32};
+  c.model = {"/m/a: b #c", LoadMode::kDummy, DummyFormat::kBf16, "/d\\{x}", ActivationDType::kFp32};
   c.backend = BackendChoice::kCuda;
   c.parallel = {4, 3, ExpertSplit::kTensor, CollectivesChoice::kHost};
   c.memory = {AllocatorChoice::kDevice, 1000, (std::int64_t{5} << 20) + 512,
