@@ -330,7 +330,7 @@ bool is_mlp(std::string_view name) {
          name.ends_with(".down_proj.weight");
 }
 
-constexpr std::int64_t kWholeRow = std::int64_t{1} << 40;  // more columns than any matrix has
+constexpr std::int64_t kAll = std::int64_t{1} << 40;  // more rows and columns than any matrix has
 
 StoredFormat format_of(DummyFormat choice, std::string_view name) {
   const bool quantized = is_projection(name) || is_mlp(name);
@@ -340,7 +340,7 @@ StoredFormat format_of(DummyFormat choice, std::string_view name) {
       return {WeightFormat::kFp8Block, DType::kBF16, 128, 128};
     case DummyFormat::kFp8Channel:
       if (!quantized) break;
-      return {WeightFormat::kFp8Channel, DType::kF32, 1, kWholeRow};
+      return {WeightFormat::kFp8Channel, DType::kF32, 1, kAll};
     case DummyFormat::kInt8Group:
       if (!quantized) break;
       return {WeightFormat::kInt8Group, DType::kBF16, 1, 128};
@@ -350,7 +350,7 @@ StoredFormat format_of(DummyFormat choice, std::string_view name) {
         return {WeightFormat::kNvfp4, DType::kF8E4M3, 1, 16};
       }
       if (!quantized) break;
-      return {WeightFormat::kFp8Tensor, DType::kF32, kWholeRow, kWholeRow};
+      return {WeightFormat::kFp8Tensor, DType::kF32, kAll, kAll};
     default:
       break;
   }

@@ -296,6 +296,136 @@ TEST_F(LoaderTest, WidensNvfp4AndRefusesBadScales) {
               HasSubstr("a.weight_packed: scale [2, 1] is nan"));
 }
 
+// The codes and scales of a slice as a kernel gets them, multiplied out again.
+std::vector<float> values_of(const TensorRequest& request, float factor) {
+  const QuantizedTarget& target = *request.quantized;
+  const auto rows = kept_row_ranges(request);
+  const ColRange cols = kept_col_range(request);
+  const ScaleSlice slice =
+      slice_scales(target.block_rows, target.block_cols, request.shape[1], rows, cols);
+  QuantizedWeight w;
+  w.format = target.format;
+  w.rows = w.matrix_rows = 0;
+  for (const auto& range : rows) w.rows += range.count();
+  w.matrix_rows = w.rows;
+  w.cols = cols.count();
+  w.block_rows = slice.block_rows;
+  w.block_cols = slice.block_cols;
+  w.codes = static_cast<const std::byte*>(request.dst);
+  w.scales = static_cast<const std::byte*>(target.scales);
+  w.scale_dtype = target.scale_dtype;
+  w.global_scale = factor;
+  std::vector<float> values(static_cast<std::size_t>(w.rows * w.cols));
+  dequantize_rows(w, 0, w.rows, values.data());
+  return values;
+}
+
+// `request` kept as stored and widened, from small staging buffers: the same values.
+void expect_kept_as_stored(const Checkpoint& checkpoint, TensorRequest request) {
+  const auto layout = read_weight_formats(checkpoint).weights.front();
+  std::int64_t rows = 0;
+  for (const auto& range : kept_row_ranges(request)) rows += range.count();
+  Target widened(static_cast<std::size_t>(rows * kept_col_range(request).count()));
+  auto values = request;
+  values.as = DType::kF32;
+  values.dst = widened.values.data();
+  Loader(checkpoint, {values}, {.quantized = QuantizedWeights::kWiden}).load({});
+
+  std::vector<std::byte> codes(widened.values.size(), std::byte{0x7f});
+  std::vector<std::byte> scales(widened.values.size() * 4, std::byte{0x7f});
+  request.dst = codes.data();
+  request.quantized = QuantizedTarget{.format = layout.format,
+                                      .scale_dtype = layout.scale_dtype,
+                                      .block_rows = layout.block_rows,
+                                      .block_cols = layout.block_cols,
+                                      .scales = scales.data()};
+  Loader(checkpoint, {request}, {}).load({.staging_bytes = 4096});
+  EXPECT_EQ(values_of(request, read_weight_factor(checkpoint, layout)), widened.values);
+}
+
+TEST_F(LoaderTest, KeepsCodesAndScalesOfASliceAsStored) {
+  std::vector<std::uint8_t> codes(200 * 300);
+  for (std::size_t i = 0; i < codes.size(); ++i)
+    codes[i] = static_cast<std::uint8_t>(0x30 + i % 37);
+  const auto checkpoint = write({make_tensor("a.weight", DType::kF8E4M3, {200, 300}, codes),
+                                 make_tensor("a.weight_scale_inv", DType::kF32, {2, 3},
+                                             std::vector<float>{1, 2, 3, 4, 5, 6})});
+  const std::vector<std::vector<RowRange>> row_sets{
+      {}, {{100, 200}}, {{10, 60}, {100, 200}}, {{128, 200}, {0, 64}}};
+  for (const auto& rows : row_sets) {
+    for (const auto& cols : {std::optional<ColRange>(), std::optional(ColRange{150, 300}),
+                             std::optional(ColRange{0, 2})}) {
+      expect_kept_as_stored(checkpoint,
+                            {.name = "a.weight", .shape = {200, 300}, .rows = rows, .cols = cols});
+    }
+  }
+}
+
+TEST_F(LoaderTest, KeepsPackedCodesWithBothConventionsOfTheSecondLevelScale) {
+  std::vector<std::uint8_t> codes(40 * 32), scales(40 * 4);
+  for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(i * 7);
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    scales[i] = static_cast<std::uint8_t>(0x30 + i % 0x30);
+  }
+  const auto packed = make_tensor("a.weight_packed", DType::kU8, {40, 32}, codes);
+  const auto block_scales = make_tensor("a.weight_scale", DType::kF8E4M3, {40, 4}, scales);
+  const TensorRequest request{
+      .name = "a.weight", .shape = {40, 64}, .rows = {{20, 40}}, .cols = ColRange{32, 64}};
+  {
+    const auto checkpoint =
+        write({packed, block_scales,
+               make_tensor("a.weight_global_scale", DType::kF32, {1}, std::vector<float>{512})});
+    const auto layout = read_weight_formats(checkpoint).weights.front();
+    EXPECT_EQ(read_weight_factor(checkpoint, layout), 0x1p-9f);
+    expect_kept_as_stored(checkpoint, request);
+  }
+  auto plain_name = packed;
+  plain_name.name = "a.weight";
+  {
+    const auto checkpoint =
+        write({plain_name, block_scales,
+               make_tensor("a.weight_scale_2", DType::kF32, {}, std::vector<float>{0.002f})});
+    expect_kept_as_stored(checkpoint, request);
+  }
+  const auto reciprocal =
+      write({plain_name, block_scales,
+             make_tensor("a.weight_scale_2", DType::kF32, {}, std::vector<float>{500})});
+  EXPECT_THAT(error_of([&] {
+                read_weight_factor(reciprocal, read_weight_formats(reciprocal).weights.front());
+              }),
+              HasSubstr("second-level scale is 500; expected one below 1"));
+}
+
+TEST_F(LoaderTest, RefusesCodesAndScalesThatAreNotNumbers) {
+  std::vector<std::uint8_t> codes(8 * 4, 0x38);
+  codes[4 * 5 + 2] = 0xff;
+  std::vector<float> scales(8, 1.0f);
+  const auto load = [&] {
+    const auto checkpoint = write({make_tensor("a.weight", DType::kF8E4M3, {8, 4}, codes),
+                                   make_tensor("a.weight_scale", DType::kF32, {8, 1}, scales)});
+    expect_kept_as_stored(checkpoint, {.name = "a.weight", .shape = {8, 4}, .rows = {{4, 8}}});
+  };
+  const auto load_raw = [&] {
+    const auto checkpoint = write({make_tensor("a.weight", DType::kF8E4M3, {8, 4}, codes),
+                                   make_tensor("a.weight_scale", DType::kF32, {8, 1}, scales)});
+    std::vector<std::byte> dst(4 * 4), scale_dst(4 * 4);
+    const TensorRequest request{.name = "a.weight",
+                                .shape = {8, 4},
+                                .rows = {{4, 8}},
+                                .quantized = QuantizedTarget{.format = WeightFormat::kFp8Channel,
+                                                             .block_rows = 1,
+                                                             .block_cols = 4,
+                                                             .scales = scale_dst.data()},
+                                .dst = dst.data()};
+    Loader(checkpoint, {request}, {}).load({});
+  };
+  EXPECT_THAT(error_of(load_raw), HasSubstr("\"a.weight\": element [5, 2] is nan"));
+  codes[4 * 5 + 2] = 0x38;
+  EXPECT_THAT(error_of(load), ::testing::IsEmpty());
+  scales[6] = -1;
+  EXPECT_THAT(error_of(load_raw), HasSubstr("a.weight: scale [6, 0] is -1"));
+}
+
 // Every tensor of the fixture, two ranks: the parts put together are the whole.
 TEST(LoaderFixture, TwoRanksTogetherHoldTheWholeModel) {
   const auto directory = testing::test_data("tiny-qwen3.8");

@@ -115,6 +115,58 @@ TEST(ShardPlan, NamesWhatDoesNotDivide) {
   EXPECT_THAT(faults, ::testing::Contains(HasSubstr("num_key_value_heads 2 and 3 ranks")));
 }
 
+// Every kept element finds its block's scale where a kernel looks for it.
+void expect_right_scales(std::int64_t block_rows, std::int64_t block_cols, std::int64_t all_cols,
+                         const std::vector<RowRange>& rows, ColRange cols) {
+  const ScaleSlice slice = slice_scales(block_rows, block_cols, all_cols, rows, cols);
+  std::int64_t row = 0;
+  for (const auto& range : rows) {
+    for (std::int64_t n = range.begin; n < range.end; ++n, ++row) {
+      ASSERT_EQ(slice.rows.at(static_cast<std::size_t>(row / slice.block_rows)), n / block_rows)
+          << "row " << n << " in blocks of " << block_rows;
+    }
+  }
+  EXPECT_EQ(static_cast<std::int64_t>(slice.rows.size()),
+            (row + slice.block_rows - 1) / slice.block_rows);
+  for (std::int64_t k = 0; k < cols.count(); ++k) {
+    ASSERT_EQ(slice.cols.at(static_cast<std::size_t>(k / slice.block_cols)),
+              (cols.begin + k) / block_cols)
+        << "column " << cols.begin + k << " in blocks of " << block_cols;
+  }
+  EXPECT_EQ(static_cast<std::int64_t>(slice.cols.size()),
+            (cols.count() + slice.block_cols - 1) / slice.block_cols);
+}
+
+TEST(ScaleSlices, KeptElementsFindTheirScales) {
+  const std::vector<std::vector<RowRange>> row_sets{
+      {{0, 640}},           {{320, 640}},          {{128, 256}, {384, 512}},
+      {{64, 128}, {0, 64}}, {{0, 52}, {104, 130}}, {{5, 5}},
+      {{7, 9}, {30, 31}},   {{600, 640}, {1, 2}}};
+  for (const std::int64_t block : {1, 16, 32, 128}) {
+    for (const auto& rows : row_sets) {
+      for (const ColRange cols : {ColRange{0, 400}, {0, 200}, {200, 400}, {384, 400}, {48, 48}}) {
+        expect_right_scales(block, block, 400, rows, cols);
+        expect_right_scales(1, block, 400, rows, cols);
+        expect_right_scales(block, 400, 400, rows, cols);  // one scale a row
+      }
+    }
+  }
+}
+
+TEST(ScaleSlices, WholeBlocksKeepTheirSize) {
+  // in_proj_qkv of the 27B on the second of two ranks: three segments.
+  const std::vector<RowRange> rows{{1024, 2048}, {3072, 4096}, {7168, 10240}};
+  const auto slice = slice_scales(128, 128, 5120, rows, {0, 5120});
+  EXPECT_EQ(slice.block_rows, 128);
+  EXPECT_EQ(slice.block_cols, 128);
+  EXPECT_EQ(slice.rows.size(), 40u);
+  EXPECT_EQ(slice.rows[8], 24);
+  // An expert of 640 rows on two ranks: half a block is the largest that fits.
+  const std::vector<RowRange> half{{320, 640}};
+  EXPECT_EQ(slice_scales(128, 128, 2560, half, {0, 2560}).block_rows, 64);
+  EXPECT_EQ(slice_scales(1, 16, 640, half, {320, 640}).block_cols, 16);
+}
+
 TEST(ShardPlan, ShardsHoldWholeQuantizationBlocks) {
   WeightLayout w;
   w.weight = "experts.0.gate_proj.weight";

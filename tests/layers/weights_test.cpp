@@ -121,6 +121,52 @@ TEST(WeightBinding, WiderTypesAreKeptWide) {
   EXPECT_EQ(binder.matrix("w", 2, 3, {}, std::nullopt).format, ops::WeightFormat::kBf16);
 }
 
+TEST(WeightBinding, QuantizedMatrixKeepsCodesAndScales) {
+  HeapAllocator memory;
+  const StoredAs block(StoredFormat{WeightFormat::kFp8Block, DType::kBF16, 128, 128});
+  WeightBinder binder(memory, {}, block, BackendKind::kCpu);
+  const auto w = binder.matrix("w", 512, 384, {{128, 256}, {320, 512}}, ColRange{128, 384});
+  EXPECT_EQ(w.format, ops::WeightFormat::kFp8Block);
+  EXPECT_EQ(w.out_features, 320);
+  EXPECT_EQ(w.in_features, 256);
+  EXPECT_EQ(w.block_rows, 64);  // the second range begins in the middle of a block
+  EXPECT_EQ(w.block_cols, 128);
+  EXPECT_EQ(w.scale_dtype, DType::kBF16);
+  EXPECT_EQ(memory.bytes(parts::kWeights), 320u * 256 + 5u * 2 * 2);
+  const auto& r = binder.requests().at(0);
+  ASSERT_TRUE(r.quantized.has_value());
+  EXPECT_EQ(r.dst, w.data);
+  EXPECT_EQ(r.quantized->scales, w.scales);
+  EXPECT_EQ(r.quantized->block_rows, 128);  // the checkpoint's
+
+  const StoredAs nibbles(StoredFormat{WeightFormat::kNvfp4, DType::kF8E4M3, 1, 16});
+  WeightBinder packed(memory, {}, nibbles, BackendKind::kCpu);
+  const auto head = packed.matrix("w", 10, 64, {{0, 4}}, std::nullopt, 5);
+  EXPECT_EQ(head.format, ops::WeightFormat::kNvfp4);
+  EXPECT_EQ(head.scale_2, StoredAs::kFactor);
+  EXPECT_EQ(head.block_cols, 16);
+  EXPECT_EQ(memory.bytes(parts::kWeights), 320u * 256 + 5u * 2 * 2 + 5u * 32 + 4u * 4);
+  EXPECT_EQ(packed.widened(), "");
+}
+
+TEST(WeightBinding, TablesAreWidened) {
+  HeapAllocator memory;
+  const StoredAs stored(StoredFormat{WeightFormat::kFp8Tensor, DType::kF32, 11, 8});
+  WeightBinder binder(memory, {}, stored, BackendKind::kCpu);
+  EXPECT_EQ(binder.table("embed", 11, 8, {}).format, ops::WeightFormat::kF32);
+  EXPECT_FALSE(binder.requests()[0].quantized.has_value());
+  EXPECT_EQ(binder.widened(), "1 of format fp8 tensor");
+}
+
+TEST(TreeLeaves, CutNoScaleBlock) {
+  EXPECT_EQ(tree_units(17408, 17408, 128), 136);  // down_proj of the 27B
+  EXPECT_EQ(tree_units(17408, 17408, 16), 1088);
+  EXPECT_EQ(tree_units(6144, 24, 128), 24);  // o_proj: a head holds two blocks
+  EXPECT_EQ(tree_units(6144, 48, 256), 24);  // two heads share a block
+  EXPECT_EQ(tree_units(384, 384, 1), 384);
+  EXPECT_EQ(tree_units(104, 104, 128), 1);  // less than one block
+}
+
 TEST(WeightBinding, PaddingAndPartsAreCounted) {
   HeapAllocator memory;
   WeightBinder binder(memory, {}, kStoredBf16, BackendKind::kCpu);
