@@ -79,7 +79,7 @@ class Backend {
   // these pointers and sizes, so that what changes between replays lies in memory. The operators
   // must have run before. Only where can_record(); a CPU would gain nothing by it.
   virtual bool can_record() const { return false; }
-  virtual std::unique_ptr<RecordedWork> record(const std::function<void()>& work);
+  virtual std::unique_ptr<RecordedWork> record(const std::function<void()>&) { return nullptr; }
 
   // Time stamps within the order of the work, kNumMarks of them to be used again and again; the
   // second of two must have been reached (synchronize()) before their distance is asked for.

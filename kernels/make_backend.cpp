@@ -22,11 +22,6 @@ std::unique_ptr<Backend> make_backend(BackendKind kind, const BackendOptions& op
 #endif
 }
 
-std::unique_ptr<RecordedWork> Backend::record(const std::function<void()>&) {
-  TANDEM_CHECK(can_record(), "this backend does not record");
-  return nullptr;
-}
-
 BackendKind default_backend() {
 #if TANDEM_WITH_CUDA
   return cuda::device_present() ? BackendKind::kCuda : BackendKind::kCpu;

@@ -3,6 +3,7 @@
 // are many: a thread takes eight of them, and a second kernel slides the windows when all have read
 // them.
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/device/segments.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -80,6 +81,8 @@ struct Channel {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) causal_conv_round_kernel(ops::CausalConvArgs a) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   const int c = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
   if (c >= a.channels) return;
   const ops::Segment segment = a.batch.segments[blockIdx.x];
@@ -121,7 +124,7 @@ void run(const CudaBackend& backend, const ops::CausalConvArgs& args) {
   const dim3 by_segment(static_cast<unsigned>(args.batch.num_segments), channel_blocks);
   const dim3 by_rows(blocks_for(args.batch.num_rows, kPromptRows), channel_blocks);
   if (args.batch.row_class == ops::RowClass::kGenerated) {
-    return launch(backend, causal_conv_round_kernel<T>, by_segment, kThreads, 0, args);
+    return launch_overlapping(backend, causal_conv_round_kernel<T>, by_segment, kThreads, 0, args);
   }
   launch(backend, causal_conv_prompt_kernel<T>, by_rows, kThreads, 0, args);
   launch(backend, causal_conv_slide_kernel<T>, by_segment, kThreads, 0, args);

@@ -6,6 +6,7 @@
 //
 // Everything that the rows of a round bring - keys, queries, values, gates, of replayed and of new
 // rows - is loaded while the state is on its way: a round waits for memory once, not once a row.
+#include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/gated_delta.cuh"
 
 namespace tandem::cuda {
@@ -269,6 +270,8 @@ class Columns {
 template <class T, int kParts>
 __global__ void __launch_bounds__(kThreads)
     gated_delta_recurrent_kernel(const __grid_constant__ ops::GatedDeltaRuleArgs a) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   __shared__ __align__(16) RoundShared<kParts> shared;
   Columns<T, kParts>(a, shared).run();
 }
@@ -277,6 +280,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kRecordThreads)
     gated_delta_record_kernel(const __grid_constant__ ops::GatedDeltaRuleArgs a, int max_rows) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   const ops::Segment segment = a.batch.segments[blockIdx.x];
   const std::int64_t channels = a.shape.channels();
   const int heads = a.shape.num_v_heads;
@@ -308,15 +313,15 @@ void run(const CudaBackend& backend, const ops::GatedDeltaRuleArgs& args) {
   constexpr int kNarrow = 8, kWide = 16;  // lanes of a column
   static_assert(ops::kMaxGdnDim <= kWide * kPart);
   if (args.shape.k_dim <= kNarrow * kPart) {
-    launch(backend, gated_delta_recurrent_kernel<T, kNarrow>, strips(RoundShape<kNarrow>::kColumns),
-           kThreads, 0, args);
+    launch_overlapping(backend, gated_delta_recurrent_kernel<T, kNarrow>,
+                       strips(RoundShape<kNarrow>::kColumns), kThreads, 0, args);
   } else {
-    launch(backend, gated_delta_recurrent_kernel<T, kWide>, strips(RoundShape<kWide>::kColumns),
-           kThreads, 0, args);
+    launch_overlapping(backend, gated_delta_recurrent_kernel<T, kWide>,
+                       strips(RoundShape<kWide>::kColumns), kThreads, 0, args);
   }
   const int rows = args.state.max_round_rows;
-  launch(backend, gated_delta_record_kernel<T>, dim3(segments, static_cast<unsigned>(rows)),
-         kRecordThreads, 0, args, rows);
+  launch_overlapping(backend, gated_delta_record_kernel<T>,
+                     dim3(segments, static_cast<unsigned>(rows)), kRecordThreads, 0, args, rows);
 }
 
 }  // namespace

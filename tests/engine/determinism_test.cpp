@@ -1,11 +1,14 @@
-// determinism.md's promises on the CPU backend, by hashes of the fp32 logits behind every emitted
+// determinism.md's promises, by hashes of the fp32 logits behind every emitted
 // token: equal bit for bit over ranks, concurrency, batch composition, chunk sizes, page sizes,
 // prefix hits, preemption, threads and depth of speculation. And, so that these tests are known to
-// be able to fail, a run whose arithmetic is changed on purpose.
+// be able to fail, a run whose arithmetic is changed on purpose. Made for four ranks; with fewer
+// (GPUs) the groups that need more are left out, and said so.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
+#include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -137,6 +140,10 @@ TEST_P(Determinism, LogitsAreBitEqualOverTheWholeList) {
   const auto in = requests(temperature);
   const auto expected = run({.name = "baseline", .job = base}, in);
   for (const auto& v : variants(base)) {
+    if (v.num_ranks > world().size()) {
+      if (world().rank() == 0) std::cerr << "left out: " << v.name << '\n';
+      continue;
+    }
     const auto actual = run(v, in);
     if (actual && expected) expect_equal(*expected, *actual, v.name);
   }
@@ -154,13 +161,15 @@ TEST(DeterminismUnderPreemption, LogitsAreBitEqual) {
   const auto in = requests(0.0f);
   const auto expected = run({.name = "baseline", .job = base, .concurrency = 8}, in);
 
-  const bool member = world().rank() < 2;
+  const int ranks = std::min(2, world().size());
+  const bool member = world().rank() < ranks;
   const HostComm group = world().split(member ? 0 : 1, world().rank());
   if (member) {
     JobConfig small = base;
     small.scheduler.prefix_cache = false;
-    // 2 ranks: one KV head of 256 in two layers (model and MTP), K and V, BF16: 2 KiB a token.
-    small.memory.kv_bytes = std::int64_t{2} * 1024 * 400;
+    // Two KV heads of 256 in two layers (model and MTP), K and V, BF16: 4 KiB a token, over the
+    // ranks.
+    small.memory.kv_bytes = std::int64_t{4} * 1024 * 400 / ranks;
     EngineHarness engine(group, small);
     std::map<std::string, Output> actual;
     std::int64_t prompt_rows = 0;
@@ -214,6 +223,7 @@ TEST(DeterminismInRandomCompany, TheWatchedRequestsLogitsNeverChange) {
 // Ranks that emit different tokens must notice. Each rank draws with a seed of its own, so the
 // first sampled tokens differ although the logits are equal.
 TEST(DeterminismGuard, DivergingRanksStopTheJob) {
+  if (world().size() < 2) GTEST_SKIP() << "one rank cannot differ";
   const bool member = world().rank() < 2;
   const HostComm group = world().split(member ? 0 : 1, world().rank());
   if (member) {
