@@ -11,7 +11,9 @@
 // block to finish a span of a bundle joins the bundle, the last to finish a bundle joins those. A
 // segment for which there is no scratch memory is worked on unit by unit, in the same order.
 #include "kernels/cuda/attention_kernels.h"
+#include "kernels/cuda/attention_parts.cuh"
 #include "kernels/cuda/attention_softmax.cuh"
+#include "kernels/cuda/attention_units.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace tandem::cuda {
@@ -35,83 +37,6 @@ struct Shape {
   static constexpr int kQuads = kDim / 4;
   static constexpr int kColumnsAtOnce = kThreads / kQuads;  // when a thread takes four dimensions
   static_assert(2 * kColumns * kPitch * 4 <= kSlices * kRingPieces * 16, "two slices fit a ring");
-};
-
-// What a block works on: some rows of a segment and some heads of a KV head, and one span or all.
-struct Unit {
-  int slot = 0;
-  int first_row = 0, num_rows = 0;  // of the batch
-  int kv_head = 0;
-  int first_head = 0, num_heads = 0;
-  int last_index = 0;  // that the last of its rows sees
-  int first_span = 0, num_spans = 1;
-  bool shared = false;                    // other blocks take its other spans
-  int span = 0;                           // if shared
-  int first_bundle = 0, num_bundles = 0;  // in scratch memory, if shared
-};
-
-// Finds the items of work: of a shared segment the pairs of span and unit, the last spans, which
-// are the longest, first; of another one its units. All warps of a block walk alike.
-class Walk {
- public:
-  // `item` must not be below that of the call before. False: there are no more.
-  __device__ bool find(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan, int item,
-                       Unit& unit) {
-    for (; segment_ < a.batch.num_segments; segment_ += kWarp) {
-      const int index = segment_ + static_cast<int>(threadIdx.x % kWarp);
-      const ops::Segment segment =
-          index < a.batch.num_segments ? a.batch.segments[index] : ops::Segment{};
-      const int groups = (segment.num_rows + plan.rows_per_unit - 1) / plan.rows_per_unit;
-      const int units = groups * a.pages.num_kv_heads * plan.head_units;
-      const int first_span = span_of(a.first_index);
-      const int last_span =
-          max(first_span, span_of(max(0, segment.start_position + segment.num_rows - 1)));
-      const int spans = last_span - first_span + 1;
-      const int bundles = last_span / kBundleSpans - first_span / kBundleSpans + 1;
-      const int bundles_needed = spans > 1 ? units * bundles : 0;
-      const int bundles_end = bundles_ + sum_to_lane(bundles_needed);
-      const bool shared = spans > 1 && bundles_end <= plan.bundles;
-      const int items = shared ? units * spans : units;
-      const int items_end = items_ + sum_to_lane(items);
-      const unsigned holders = __ballot_sync(kAllLanes, item < items_end);
-      if (holders == 0) {
-        items_ = __shfl_sync(kAllLanes, items_end, kWarp - 1);
-        bundles_ = __shfl_sync(kAllLanes, bundles_end, kWarp - 1);
-        continue;
-      }
-      const int holder = __ffs(static_cast<int>(holders)) - 1;
-      const auto held = [&](int x) { return __shfl_sync(kAllLanes, x, holder); };
-      const int offset = item - held(items_end - items);
-      const int num_units = held(units), num_groups = held(groups);
-      const int segment_rows = held(segment.num_rows), first_row = held(segment.first_row);
-      const int start_position = held(segment.start_position);
-      const int number = offset % num_units;
-      const int group = number % num_groups;
-      const int heads = number / num_groups;
-      const int heads_of_kv = a.num_heads / a.pages.num_kv_heads;
-      const int row = group * plan.rows_per_unit;
-      const int head = heads % plan.head_units * plan.heads_per_unit;
-      unit.slot = held(segment.slot);
-      unit.first_row = first_row + row;
-      unit.num_rows = min(plan.rows_per_unit, segment_rows - row);
-      unit.kv_head = heads / plan.head_units;
-      unit.first_head = unit.kv_head * heads_of_kv + head;
-      unit.num_heads = min(plan.heads_per_unit, heads_of_kv - head);
-      unit.last_index = start_position + row + unit.num_rows - 1;
-      unit.first_span = first_span;
-      unit.num_spans = held(spans);
-      unit.shared = held(shared ? 1 : 0) != 0;
-      unit.span = first_span + unit.num_spans - 1 - offset / num_units;
-      unit.num_bundles = held(bundles);
-      unit.first_bundle = held(bundles_end - bundles_needed) + number * unit.num_bundles;
-      return true;
-    }
-    return false;
-  }
-
- private:
-  int segment_ = 0;              // the first of those in the lanes
-  int items_ = 0, bundles_ = 0;  // before it
 };
 
 // The warps of a slice meet.
@@ -460,6 +385,7 @@ __device__ void attend_span(const ops::PagedAttentionArgs& a, const GeneratedPla
   if (load) load_queries<S>(a, plan, unit, queries);
   __syncthreads();
   Softmax<S> softmax;
+#pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     float scores[S::kTiles][4];
     SplitPair p[S::kTiles][2];
@@ -470,34 +396,11 @@ __device__ void attend_span(const ops::PagedAttentionArgs& a, const GeneratedPla
   join_slices<S>(result, softmax, slice, set);
 }
 
-// Four dimensions of a column, by one thread.
-struct Quad {
-  SoftmaxPart part;
-  float4 value = {0, 0, 0, 0};
-
-  __device__ __forceinline__ void add(const SoftmaxPart& more, const float4& values) {
-    const Join factors = join(more, part);
-    value.x = joined(factors, values.x, value.x);
-    value.y = joined(factors, values.y, value.y);
-    value.z = joined(factors, values.z, value.z);
-    value.w = joined(factors, values.w, value.w);
-  }
-};
-
 template <class S>
 __device__ __forceinline__ Quad quad_of_span(const SpanParts<S>& result, int column, int d) {
   Quad quad{result.part(0, column), *reinterpret_cast<const float4*>(result.at(0, column) + d)};
   quad.add(result.part(1, column), *reinterpret_cast<const float4*>(result.at(1, column) + d));
   return quad;
-}
-
-__device__ __forceinline__ void write_quad(const ops::PagedAttentionArgs& a,
-                                           const GeneratedPlan& plan, const Unit& unit, int column,
-                                           int d, const Quad& quad) {
-  const std::int64_t row = unit.first_row + column / plan.heads_per_unit;
-  const int head = unit.first_head + column % plan.heads_per_unit;
-  write_pair(a, row, head, d, quad.value.x, quad.value.y, quad.part.sum);
-  write_pair(a, row, head, d + 2, quad.value.z, quad.value.w, quad.part.sum);
 }
 
 // Calls visit(number, column, d) for the quads of a thread: columns that exist, dimensions d ..
@@ -516,65 +419,6 @@ __device__ __forceinline__ void for_each_quad(const ops::PagedAttentionArgs& a,
     if (column / plan.heads_per_unit >= unit.num_rows) return;
     if (column % plan.heads_per_unit < unit.num_heads) visit(i, column, d);
   }
-}
-
-// Where parts of a unit's columns lie in scratch memory: those of a bundle's spans by number, and
-// after them their join.
-struct Parts {
-  float* first;  // of bundle 0 of scratch memory, [kBundleParts][columns][part_floats]
-  int columns;
-  int floats;  // of a part
-
-  __device__ Parts(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan)
-      : first(static_cast<float*>(a.scratch)),
-        columns(plan.rows_per_unit * plan.heads_per_unit),
-        floats(part_floats(a.pages.head_dim)) {}
-
-  __device__ __forceinline__ std::int64_t stride() const { return std::int64_t{columns} * floats; }
-  __device__ __forceinline__ float* at(int bundle, int part, int column) const {
-    return first + (std::int64_t{bundle} * kBundleParts + part) * stride() + column * floats;
-  }
-  static __device__ __forceinline__ void put(float* to, int d, const Quad& quad) {
-    if (d == 0) *reinterpret_cast<float2*>(to) = make_float2(quad.part.max, quad.part.sum);
-    *reinterpret_cast<float4*>(to + kPartHeader + d) = quad.value;
-  }
-  // `count` parts in ascending order. Other blocks have written them: past the first-level cache.
-  static __device__ __forceinline__ Quad join_all(const float* from, std::int64_t stride, int count,
-                                                  int d) {
-    Quad quad;
-    constexpr int kAtOnce = 8;
-    for (int first = 0; first < count; first += kAtOnce) {
-      float2 headers[kAtOnce];
-      float4 values[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i >= count) continue;
-        const float* part = from + (first + i) * stride;
-        headers[i] = __ldcg(reinterpret_cast<const float2*>(part));
-        values[i] = __ldcg(reinterpret_cast<const float4*>(part + kPartHeader + d));
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i < count) quad.add({headers[i].x, headers[i].y}, values[i]);
-      }
-    }
-    return quad;
-  }
-};
-
-// Whether this block is the last of `expected` to come here. What the others wrote before can then
-// be read. The counter is left at 0, for the next call.
-__device__ bool last_to_arrive(unsigned* counter, int expected) {
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();  // all threads' parts have been written
-  if (threadIdx.x == 0) {
-    last = atomicAdd(counter, 1u) + 1u == static_cast<unsigned>(expected);
-    if (last) atomicExch(counter, 0u);
-    __threadfence();
-  }
-  __syncthreads();
-  return last;
 }
 
 // A span that others share: its part to scratch memory, and the joins that it completes.

@@ -1,9 +1,13 @@
 // Causal softmax attention over paged keys and values, grouped queries, optional output gate.
 //   s_j = (q . k_j) * scale,  first_index <= j <= positions[row];   o = sum softmax(s)_j v_j
 //   out = o * sigmoid(gate)   when a gate is given
-// The context is reduced in partitions of kAttentionPartition tokens counted from index 0; inside a
-// partition and over the partitions the order is fixed, so a row's value depends on its own query
-// and its own keys only: not on the page size, the other rows, or the rows of its segment.
+// The context is reduced in parts whose borders are fixed cache indices; inside a part and over the
+// parts the order is fixed, so a row's value depends on its own query and its own keys only: not on
+// the page size, the other rows, or the rows of its segment. On a GPU the classes of rows have
+// orders of their own.
+// What a GPU's call enqueues depends on the arguments and on num_rows, num_segments and the span of
+// the page table; positions, slots, segments and page ids are read when it runs, so a recorded call
+// may be replayed after they have changed.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +20,7 @@
 
 namespace tandem::ops {
 
+// Tokens of a part, where a backend has parts of one length.
 inline constexpr int kAttentionPartition = 256;
 
 struct PagedAttentionArgs {

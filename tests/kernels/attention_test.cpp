@@ -7,6 +7,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "kernels/backend.h"
 #include "kernels/ops/attention_prep.h"
 #include "kernels/ops/paged_attention.h"
 #include "tests/kernels/op_check.h"
@@ -14,6 +15,7 @@
 namespace tandem::testing {
 namespace {
 
+using ops::RowClass;
 using ops::Segment;
 
 struct Heads {
@@ -71,6 +73,9 @@ class Cache {
   int page_tokens() const { return page_tokens_; }
   int pages_per_sequence() const { return pages_per_sequence_; }
   const std::int32_t* table() const { return table_.data(); }
+  void shuffle_pages(unsigned seed) {
+    std::shuffle(table_.begin(), table_.end(), std::mt19937(seed));
+  }
 
  private:
   std::size_t plane_size() const {
@@ -109,8 +114,9 @@ struct Batch {
     }
   }
 
-  ops::BatchView view(const Cache& cache) const {
-    return {.num_rows = static_cast<int>(slots.size()),
+  ops::BatchView view(const Cache& cache, RowClass row_class = RowClass::kPrompt) const {
+    return {.row_class = row_class,
+            .num_rows = static_cast<int>(slots.size()),
             .num_segments = static_cast<int>(segments.size()),
             .positions = positions.data(),
             .row_slots = slots.data(),
@@ -128,44 +134,98 @@ std::vector<float> query_and_gate(const Heads& heads, const Row& row) {
 }
 
 struct Options {
+  RowClass row_class = RowClass::kPrompt;
   bool gate = true;
   bool joined = true;
-  bool scratch = true;
+  double scratch = 1;  // share of what the operator asks for
   int first_index = 0;
+};
+
+// Everything that a call points to, for one or several calls.
+class Call {
+ public:
+  Call(Backend& backend, DType dtype, Cache& cache, const std::vector<Row>& rows,
+       const Options& options)
+      : backend_(backend),
+        dtype_(dtype),
+        cache_(cache),
+        options_(options),
+        batch_(rows, options.joined),
+        both_(dtype, queries_and_gates(cache.heads(), rows)),
+        q_(dtype, both_.size() / 2),
+        out_(dtype, both_.size() / 2),
+        scratch_(static_cast<std::size_t>(
+            options.scratch *
+            static_cast<double>(ops::paged_attention_scratch_bytes(
+                backend, cache.heads().query, cache.heads().dim, static_cast<int>(rows.size()),
+                std::int64_t{cache.pages_per_sequence()} * cache.page_tokens())))) {
+    split();
+  }
+
+  void enqueue() {
+    const Heads& heads = cache_.heads();
+    ops::paged_attention(
+        backend_, {.batch = batch_.view(cache_, options_.row_class),
+                   .q = q_.data(),
+                   .gate = options_.gate ? both_.at(static_cast<std::size_t>(heads.dim)) : nullptr,
+                   .gate_head_stride = 2 * heads.dim,
+                   .dtype = dtype_,
+                   .num_heads = heads.query,
+                   .scale = 1.0f / std::sqrt(static_cast<float>(heads.dim)),
+                   .first_index = options_.first_index,
+                   .pages = cache_.pages(),
+                   .out = out_.data(),
+                   .scratch = scratch_.empty() ? nullptr : scratch_.data(),
+                   .scratch_bytes = scratch_.size()});
+  }
+
+  // Other rows, as many and in as many segments, in the same memory.
+  void change(const std::vector<Row>& rows) {
+    const Batch other(rows, options_.joined);
+    ASSERT_EQ(other.slots.size(), batch_.slots.size());
+    ASSERT_EQ(other.segments.size(), batch_.segments.size());
+    std::copy(other.slots.begin(), other.slots.end(), batch_.slots.begin());
+    std::copy(other.positions.begin(), other.positions.end(), batch_.positions.begin());
+    std::copy(other.segments.begin(), other.segments.end(), batch_.segments.begin());
+    const auto values = queries_and_gates(cache_.heads(), rows);
+    for (std::size_t i = 0; i < values.size(); ++i) both_.set(i, values[i]);
+    split();
+  }
+
+  std::vector<float> result() const {
+    out_.expect_guards("out");
+    return out_.values();
+  }
+
+ private:
+  static std::vector<float> queries_and_gates(const Heads& heads, const std::vector<Row>& rows) {
+    std::vector<float> both;
+    for (const Row& row : rows) {
+      const auto values = query_and_gate(heads, row);
+      both.insert(both.end(), values.begin(), values.end());
+    }
+    return both;
+  }
+
+  void split() {
+    const auto dim = static_cast<std::size_t>(cache_.heads().dim);
+    for (std::size_t i = 0; i < q_.size(); ++i) q_.set(i, both_[i / dim * 2 * dim + i % dim]);
+  }
+
+  Backend& backend_;
+  DType dtype_;
+  Cache& cache_;
+  Options options_;
+  Batch batch_;
+  Array both_, q_, out_;
+  Vector<std::byte> scratch_;
 };
 
 std::vector<float> attend(Backend& backend, DType dtype, Cache& cache, const std::vector<Row>& rows,
                           const Options& options = {}) {
-  const Heads& heads = cache.heads();
-  std::vector<float> q_gate;
-  for (const Row& row : rows) {
-    const auto values = query_and_gate(heads, row);
-    q_gate.insert(q_gate.end(), values.begin(), values.end());
-  }
-  Array both(dtype, q_gate);
-  const auto dim = static_cast<std::size_t>(heads.dim);
-  Array q(dtype, q_gate.size() / 2), out(dtype, q_gate.size() / 2);
-  for (std::size_t i = 0; i < q.size(); ++i) q.set(i, both[i / dim * 2 * dim + i % dim]);
-  const Batch batch(rows, options.joined);
-  Vector<std::byte> scratch(
-      options.scratch ? ops::paged_attention_scratch_bytes(
-                            backend, heads.query, heads.dim, static_cast<int>(rows.size()),
-                            std::int64_t{cache.pages_per_sequence()} * cache.page_tokens())
-                      : 0);
-  ops::paged_attention(backend, {.batch = batch.view(cache),
-                                 .q = q.data(),
-                                 .gate = options.gate ? both.at(dim) : nullptr,
-                                 .gate_head_stride = 2 * heads.dim,
-                                 .dtype = dtype,
-                                 .num_heads = heads.query,
-                                 .scale = 1.0f / std::sqrt(static_cast<float>(heads.dim)),
-                                 .first_index = options.first_index,
-                                 .pages = cache.pages(),
-                                 .out = out.data(),
-                                 .scratch = scratch.empty() ? nullptr : scratch.data(),
-                                 .scratch_bytes = scratch.size()});
-  out.expect_guards("out");
-  return out.values();
+  Call call(backend, dtype, cache, rows, options);
+  call.enqueue();
+  return call.result();
 }
 
 void expect_attention(const std::vector<float>& actual, DType dtype, const Cache& cache, Array& k,
@@ -219,8 +279,10 @@ TEST(PagedAttention, EqualsSoftmaxAttention) {
           for (int j = 0; j < 40; ++j) cache.fill(1, j);
           const std::vector<Row> rows{{0, 0},  {0, 1},   {1, 15},  {1, 16}, {1, 17},
                                       {0, 99}, {0, 255}, {0, 256}, {0, 599}};
-          for (const Options& options : {Options{}, Options{.gate = false},
-                                         Options{.first_index = 1}, Options{.first_index = 300}}) {
+          for (const Options& options :
+               {Options{}, Options{.row_class = RowClass::kGenerated}, Options{.gate = false},
+                Options{.first_index = 1}, Options{.first_index = 300},
+                Options{.row_class = RowClass::kGenerated, .gate = false, .first_index = 300}}) {
             expect_attention(attend(*backend, dtype, cache, rows, options), dtype, cache, cache.k(),
                              cache.v(), rows, options);
           }
@@ -230,13 +292,93 @@ TEST(PagedAttention, EqualsSoftmaxAttention) {
   }
 }
 
+// Lengths around the borders of tiles, partitions and spans; groups of six heads and of one; a
+// segment of several rows, more columns than one block takes.
+TEST(PagedAttention, AwkwardLengths) {
+  const auto backend = test_backend(2);
+  for (const Heads& heads : {Heads{12, 2, 256}, Heads{2, 2, 128}, Heads{40, 1, 64}}) {
+    Cache cache(DType::kBF16, heads, 16, 2, 1040);
+    for (int j = 0; j < 1040; ++j) cache.fill(0, j), cache.fill(1, j);
+    std::vector<Row> rows{{0, 0}, {1, 14}, {0, 15}, {1, 16}, {0, 63}, {1, 64}, {0, 127}, {1, 128}};
+    for (int position = 1020; position < 1027; ++position) rows.push_back({0, position});
+    for (const RowClass row_class : {RowClass::kPrompt, RowClass::kGenerated}) {
+      const Options options{.row_class = row_class};
+      expect_attention(attend(*backend, DType::kBF16, cache, rows, options), DType::kBF16, cache,
+                       cache.k(), cache.v(), rows, options);
+    }
+  }
+}
+
+TEST(PagedAttention, LongContexts) {
+  const auto backend = test_backend(2);
+  const Heads heads{6, 1, 16};
+  Cache cache(DType::kBF16, heads, 64, 1, 70000);
+  const auto values = random_normal(17, 2 * cache.k().size());
+  for (std::size_t i = 0; i < cache.k().size(); ++i) {
+    cache.k().set(i, values[2 * i]);
+    cache.v().set(i, values[2 * i + 1]);
+  }
+  const std::vector<Row> rows{{0, 4095}, {0, 4096}, {0, 32768}, {0, 69998}, {0, 69999}};
+  for (const RowClass row_class : {RowClass::kPrompt, RowClass::kGenerated}) {
+    const Options options{.row_class = row_class};
+    const auto out = attend(*backend, DType::kBF16, cache, rows, options);
+    expect_attention(out, DType::kBF16, cache, cache.k(), cache.v(), rows, options);
+    const Options alone{.row_class = row_class, .scratch = 0};
+    EXPECT_EQ(first_difference(out, attend(*backend, DType::kBF16, cache, rows, alone)), "");
+  }
+}
+
+// More segments than a warp has lanes.
+TEST(PagedAttention, ManySegments) {
+  const auto backend = test_backend(2);
+  Cache cache(DType::kBF16, {6, 1, 64}, 16, 3, 704);
+  for (int slot = 0; slot < 3; ++slot) {
+    for (int j = 0; j < 704; ++j) cache.fill(slot, j);
+  }
+  std::vector<Row> rows;
+  for (int i = 0; i < 75; ++i) rows.push_back({i % 3, i * 37 % 704});
+  for (const RowClass row_class : {RowClass::kPrompt, RowClass::kGenerated}) {
+    const Options options{.row_class = row_class};
+    expect_attention(attend(*backend, DType::kBF16, cache, rows, options), DType::kBF16, cache,
+                     cache.k(), cache.v(), rows, options);
+  }
+}
+
+// Memory that no one has written may hold NaN.
+TEST(PagedAttention, EntriesThatNobodySeesMayHoldAnything) {
+  const auto backend = test_backend(2);
+  Cache cache(DType::kBF16, {6, 1, 64}, 16, 1, 320);
+  const auto dim = static_cast<std::size_t>(cache.heads().dim);
+  for (int j = 0; j < 320; ++j) cache.fill(0, j);
+  for (int j = 0; j < 320; ++j) {
+    if (j >= 3 && j < 290) continue;
+    for (std::size_t d = 0; d < dim; ++d) {
+      cache.k().set(cache.entry(0, j, 0) + d, std::nanf(""));
+      cache.v().set(cache.entry(0, j, 0) + d, std::nanf(""));
+    }
+  }
+  const std::vector<Row> rows{{0, 5}, {0, 288}, {0, 289}};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const RowClass row_class : {RowClass::kPrompt, RowClass::kGenerated}) {
+      const Options options{.row_class = row_class, .first_index = 3};
+      expect_attention(attend(*backend, dtype, cache, rows, options), dtype, cache, cache.k(),
+                       cache.v(), rows, options);
+    }
+  }
+}
+
 TEST(PagedAttention, ARowThatSeesNothingGivesZeros) {
   const auto backend = test_backend(2);
   Cache cache(DType::kBF16, {4, 2, 64}, 16, 1, 32);
   for (int j = 0; j < 32; ++j) cache.fill(0, j);
-  const auto out = attend(*backend, DType::kF32, cache, {{0, 0}, {0, 1}}, {.first_index = 1});
-  for (std::size_t i = 0; i < out.size() / 2; ++i) ASSERT_EQ(out[i], 0.0f);
-  EXPECT_NE(out.back(), 0.0f);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const RowClass row_class : {RowClass::kPrompt, RowClass::kGenerated}) {
+      const auto out = attend(*backend, dtype, cache, {{0, 0}, {0, 1}},
+                              {.row_class = row_class, .first_index = 1});
+      for (std::size_t i = 0; i < out.size() / 2; ++i) ASSERT_EQ(out[i], 0.0f);
+      EXPECT_NE(out.back(), 0.0f);
+    }
+  }
 }
 
 // Sequence lengths around the borders of partitions, in every company.
@@ -251,34 +393,84 @@ Cache filled_cache(int page_tokens, const Heads& heads = {4, 2, 64}) {
   return cache;
 }
 
+// Types and classes that a device may have kernels of its own for.
+struct Kind {
+  DType dtype = DType::kF32;
+  RowClass row_class = RowClass::kPrompt;
+};
+const Kind kKinds[] = {{}, {DType::kBF16, RowClass::kPrompt}, {DType::kBF16, RowClass::kGenerated}};
+
 TEST(PagedAttention, RowsDoNotDependOnTheirBatch) {
   Cache cache = filled_cache(16);
   for (const int threads : {1, 3}) {
     const auto backend = test_backend(threads);
-    EXPECT_EQ(batch_dependence(static_cast<int>(kPool.size()),
-                               [&](const std::vector<int>& rows) {
-                                 std::vector<Row> picked;
-                                 for (const int r : rows) {
-                                   picked.push_back(kPool[static_cast<std::size_t>(r)]);
-                                 }
-                                 return attend(*backend, DType::kF32, cache, picked);
-                               }),
-              "");
-    EXPECT_EQ(first_difference(attend(*backend, DType::kF32, cache, kPool),
-                               attend(*backend, DType::kF32, cache, kPool, {.joined = false})),
-              "")
-        << "segments change a value";
+    for (const Kind& kind : kKinds) {
+      const Options joined{.row_class = kind.row_class};
+      const Options apart{.row_class = kind.row_class, .joined = false};
+      EXPECT_EQ(batch_dependence(static_cast<int>(kPool.size()),
+                                 [&](const std::vector<int>& rows) {
+                                   std::vector<Row> picked;
+                                   for (const int r : rows) {
+                                     picked.push_back(kPool[static_cast<std::size_t>(r)]);
+                                   }
+                                   return attend(*backend, kind.dtype, cache, picked, joined);
+                                 }),
+                "");
+      EXPECT_EQ(first_difference(attend(*backend, kind.dtype, cache, kPool, joined),
+                                 attend(*backend, kind.dtype, cache, kPool, apart)),
+                "")
+          << "segments change a value";
+    }
   }
 }
 
 TEST(PagedAttention, PageSizeDoesNotMatter) {
   const auto backend = test_backend(2);
   Cache reference = filled_cache(64);
-  const auto expected = attend(*backend, DType::kF32, reference, kPool);
-  for (const int page_tokens : {1, 4, 8, 16, 32, 256, 704}) {
-    Cache cache = filled_cache(page_tokens);
-    EXPECT_EQ(first_difference(expected, attend(*backend, DType::kF32, cache, kPool)), "")
-        << "pages of " << page_tokens;
+  for (const Kind& kind : kKinds) {
+    const Options options{.row_class = kind.row_class};
+    const auto expected = attend(*backend, kind.dtype, reference, kPool, options);
+    for (const int page_tokens : {1, 4, 8, 16, 32, 256, 704}) {
+      Cache cache = filled_cache(page_tokens);
+      EXPECT_EQ(first_difference(expected, attend(*backend, kind.dtype, cache, kPool, options)), "")
+          << "pages of " << page_tokens;
+    }
+  }
+}
+
+// What is enqueued depends on how many rows and segments there are and on what a page table spans;
+// where the rows stand and lie is looked up when it runs.
+TEST(PagedAttention, RecordedCallsFollowTheirTables) {
+  const auto backend = test_backend(1);
+  if (!backend->can_record()) GTEST_SKIP() << "nothing is recorded";
+  const std::vector<std::vector<Row>> batches{
+      {{0, 3}, {0, 4}, {1, 9}, {2, 17}},
+      {{2, 701}, {2, 702}, {0, 640}, {1, 130}},
+      {{1, 127}, {2, 5}, {2, 6}, {0, 255}},  // the segment of two rows is another one
+  };
+  for (const Kind& kind : kKinds) {
+    Cache cache = filled_cache(16, {12, 2, 256});
+    const Options options{.row_class = kind.row_class};
+    Call call(*backend, kind.dtype, cache, batches[0], options);
+    call.enqueue();
+    backend->synchronize();
+    const auto recorded = backend->record([&] { call.enqueue(); });
+    for (const auto& rows : batches) {
+      call.change(rows);
+      recorded->replay();
+      backend->synchronize();
+      EXPECT_EQ(first_difference(call.result(), attend(*backend, kind.dtype, cache, rows, options)),
+                "");
+    }
+    // Other pages under the same addresses.
+    cache.shuffle_pages(8);
+    for (int slot = 0; slot < 3; ++slot) {
+      for (int j = 0; j < 704; ++j) cache.fill(slot, j);
+    }
+    const auto before = call.result();
+    recorded->replay();
+    backend->synchronize();
+    EXPECT_EQ(first_difference(before, call.result()), "");
   }
 }
 
@@ -294,18 +486,24 @@ TEST(PagedAttention, SameBitsOnEveryTargetAndThreadCount) {
 }
 
 // Whether a row's context is shared among processors, which takes scratch memory, is no one's
-// business. Long enough for several spans of a GPU's blocks.
+// business, nor whether there is enough for some of the rows only. Long enough for several spans of
+// a GPU's blocks.
 TEST(PagedAttention, ScratchMemoryChangesNoBit) {
   const auto backend = test_backend(3);
   const Heads heads{6, 1, 64};
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    Cache cache(dtype, heads, 16, 2, 5000);
+  for (const Kind& kind : kKinds) {
+    Cache cache(kind.dtype, heads, 16, 2, 5000);
     for (int j = 0; j < 5000; ++j) cache.fill(0, j);
     for (int j = 0; j < 40; ++j) cache.fill(1, j);
     const std::vector<Row> rows{{0, 4998}, {0, 4999}, {1, 39}, {0, 1023}, {0, 1024}, {0, 2047}};
-    const auto with = attend(*backend, dtype, cache, rows);
-    EXPECT_EQ(first_difference(with, attend(*backend, dtype, cache, rows, {.scratch = false})), "");
-    expect_attention(with, dtype, cache, cache.k(), cache.v(), rows, {});
+    const Options whole{.row_class = kind.row_class};
+    const auto with = attend(*backend, kind.dtype, cache, rows, whole);
+    for (const double share : {0.0, 0.2, 0.5}) {
+      const Options options{.row_class = kind.row_class, .scratch = share};
+      EXPECT_EQ(first_difference(with, attend(*backend, kind.dtype, cache, rows, options)), "")
+          << share;
+    }
+    expect_attention(with, kind.dtype, cache, cache.k(), cache.v(), rows, whole);
   }
 }
 

@@ -334,7 +334,12 @@ void run() {
              [&] { backend.copy(to.as(), from.as(), bytes); });
   bench_linears(bench);
   using ops::RowClass;
+  bench_attention(bench, RowClass::kGenerated, 1, 1, 1024, 262144);
   bench_attention(bench, RowClass::kGenerated, 1, 1, 32768, 32768);
+  bench_attention(bench, RowClass::kGenerated, 1, 1, 131072, 262144);
+  bench_attention(bench, RowClass::kGenerated, 4, 4, 1024, 32768);
+  bench_attention(bench, RowClass::kGenerated, 8, 1, 1024, 32768);
+  bench_attention(bench, RowClass::kGenerated, 16, 1, 1024, 32768);
   bench_attention(bench, RowClass::kGenerated, 1, 4, 4096, 32768);
   bench_attention(bench, RowClass::kGenerated, 8, 1, 4096, 32768);
   bench_attention(bench, RowClass::kGenerated, 8, 4, 4096, 32768);
