@@ -197,31 +197,17 @@ ScaleSlice slice_scales(std::int64_t block_rows, std::int64_t block_cols, std::i
   return slice;
 }
 
-std::optional<std::string> block_split_fault(const WeightLayout& layout, SplitAxis axis, int size) {
+std::optional<std::string> packed_split_fault(const WeightLayout& layout, SplitAxis axis,
+                                              int size) {
   const bool rows = axis == SplitAxis::kRows;
   const std::int64_t extent = rows ? layout.matrix_rows : layout.cols;
-  std::int64_t block = 1;
-  switch (layout.format) {
-    case WeightFormat::kFp8Block:
-      block = rows ? layout.block_rows : layout.block_cols;
-      break;
-    case WeightFormat::kNvfp4:
-    case WeightFormat::kMxfp4:
-    case WeightFormat::kInt8Group:
-      block = rows ? 1 : layout.block_cols;
-      break;
-    default:
-      break;  // one scale a row or a tensor: any split fits
-  }
-  if (extent % size == 0 && extent / size % block == 0) return std::nullopt;
-  const std::int64_t padded = ceil_div(ceil_div(extent, block), size) * block * size;
-  const std::string width = extent % size == 0 ? fmt::format("{} of a shard", extent / size)
-                                               : fmt::format("{} / {} of a shard", extent, size);
-  return fmt::format(
-      "tensor \"{}\" ({}): {} {} {} no multiple of the block {}; use tensor parallelism 1, or pad "
-      "{} to {}",
-      layout.weight, format_name(layout.format), rows ? "rows" : "columns", width, "are", block,
-      extent, padded);
+  const bool packed =
+      layout.format == WeightFormat::kNvfp4 || layout.format == WeightFormat::kMxfp4;
+  const std::int64_t unit = packed && !rows ? 2 : 1;  // codes of one byte
+  if (extent % (size * unit) == 0) return std::nullopt;
+  return fmt::format("tensor \"{}\" ({}): {} {} do not divide into {} parts{}; use fewer ranks",
+                     layout.weight, format_name(layout.format), extent, rows ? "rows" : "columns",
+                     size, unit == 2 ? " of whole bytes" : "");
 }
 
 }  // namespace tandem

@@ -76,9 +76,9 @@ struct ScaleSlice {
 ScaleSlice slice_scales(std::int64_t block_rows, std::int64_t block_cols, std::int64_t all_cols,
                         std::span<const RowRange> rows, ColRange cols);
 
-// A shard must hold whole quantization blocks along the split axis. Returns what is wrong (tensor,
-// shard width, block, what to do), empty if nothing is.
+// A shard must hold whole bytes of codes; it may cut blocks (slice_scales), at the price of the
+// level rank_invariant. Returns what is wrong (tensor, extent, what to do), empty if nothing is.
 enum class SplitAxis { kRows, kColumns };
-std::optional<std::string> block_split_fault(const WeightLayout& layout, SplitAxis axis, int size);
+std::optional<std::string> packed_split_fault(const WeightLayout& layout, SplitAxis axis, int size);
 
 }  // namespace tandem

@@ -212,15 +212,15 @@ void print_groups(const Inspection& in, const std::vector<TensorGroup>& groups, 
   print_table(rows);
 }
 
-// Each rank has to hold whole quantization blocks.
-void check_block_splits(const Inspection& in, const std::vector<TensorGroup>& groups, int np,
-                        FaultList& faults) {
+// Each rank has to hold whole bytes of packed codes.
+void check_packed_splits(const Inspection& in, const std::vector<TensorGroup>& groups, int np,
+                         FaultList& faults) {
   for (const auto& g : groups) {
     if (g.layout == nullptr || is_plain(g.layout->format) || is_vision(g.example)) continue;
     const auto split = qwen3_8_split(*in.config, g.layout->module + ".weight", g.shape, 0, np);
     if (split.kind == SplitKind::kReplicated) continue;
     const SplitAxis axis = split.cols ? SplitAxis::kColumns : SplitAxis::kRows;
-    if (auto fault = block_split_fault(*g.layout, axis, np)) faults.add_text(std::move(*fault));
+    if (auto fault = packed_split_fault(*g.layout, axis, np)) faults.add_text(std::move(*fault));
   }
 }
 
@@ -263,7 +263,7 @@ int inspect_command(const InspectOptions& options) {
     const auto split_faults = qwen3_8_split_faults(*in.config, options.np);
     for (const auto& fault : split_faults) faults.add_text(fault);
     with_split = split_faults.empty();
-    if (with_split) check_block_splits(in, groups, options.np, faults);
+    if (with_split) check_packed_splits(in, groups, options.np, faults);
   }
   print_head(in, complete);
   print_groups(in, groups, with_split, options.np);

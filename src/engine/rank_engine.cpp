@@ -56,6 +56,20 @@ MemoryPlan agree_on_pages(const RankEngineInputs& in, MemoryPlan plan, Backend& 
   return make_plan(smaller, backend);
 }
 
+// Throws with the weights whose sums follow the number of ranks if the job promises otherwise.
+void check_rank_invariance(const RankEngineInputs& in, const Model& model) {
+  const auto& weights = model.rank_dependent_weights();
+  if (in.job.run.determinism != DeterminismLevel::kRankInvariant || weights.empty()) return;
+  throw Error(
+      ExitCode::kConfiguration,
+      {.what = fmt::format("rank_invariant is not possible: {} matrices, \"{}\" among them, do not "
+                           "divide into equal parts of whole heads and scale blocks for {} ranks",
+                           weights.size(), weights.front(), in.layout.tensor),
+       .where = "run.determinism",
+       .expected = "a number of tensor-parallel ranks that the blocks of every matrix divide into",
+       .remedy = "use fewer ranks, parallel.data, or run.determinism: batch_invariant"});
+}
+
 }  // namespace
 
 int threads_per_rank(const RankPlace& place) {
@@ -124,6 +138,7 @@ RankEngine::RankEngine(const RankEngineInputs& in)
                                       .tensor_parallel = {in.layout.tensor_rank, in.layout.tensor},
                                       .valid_vocab = in.files.tokenizer.vocab_size(),
                                       .backend = *backend_});
+    check_rank_invariance(in, program_->model());
   });
 
   phase("load");

@@ -55,9 +55,10 @@ RowLinear::RowLinear(WeightBinder& binder, const std::string& name, std::int64_t
   const auto [rank, size] = binder.tensor_parallel();
   weight_ = binder.matrix(name, out, in, {}, split_even_cols(in, rank, size));
   // Where the ranks do not own whole subtrees (three ranks, say, or three scale blocks on two
-  // ranks) each rank's share is one leaf; the level rank_invariant does not hold for such a layout.
+  // ranks) each rank's share is one leaf; the level rank_invariant is refused for such a layout.
   const int leaves = num_tree_leaves(tree_units(in, tree_blocks, binder.scale_columns(name)));
   local_leaves_ = leaves % size == 0 ? leaves / size : 1;
+  if (leaves % size != 0) binder.note_rank_dependent(name);
 }
 
 void RowLinear::forward(const LayerContext& context, const void* x, int rows, float* y) const {

@@ -52,6 +52,11 @@ class WeightBinder {
   // the leaves of its reduction tree must not cut them. 1 where any cut will do.
   std::int64_t scale_columns(const std::string& name) const;
 
+  // Weights whose sums depend on the number of ranks: their trees have fewer leaves than there are
+  // ranks, or no whole number a rank.
+  void note_rank_dependent(const std::string& name) { rank_dependent_.push_back(name); }
+  std::vector<std::string> take_rank_dependent() { return std::move(rank_dependent_); }
+
   const std::vector<TensorRequest>& requests() const { return requests_; }
   std::vector<TensorRequest> take_requests() { return std::move(requests_); }
   // "64 of format nvfp4, ...": quantized weights that take the memory of F32, for want of a kernel.
@@ -72,6 +77,7 @@ class WeightBinder {
   std::string_view part_;
   std::vector<TensorRequest> requests_;
   std::map<WeightFormat, int> num_widened_;
+  std::vector<std::string> rank_dependent_;
 };
 
 }  // namespace tandem

@@ -61,6 +61,8 @@ class Model {
   // What to read from the checkpoint (destinations are set unless planned) and what to pass over.
   virtual const std::vector<TensorRequest>& weight_requests() const = 0;
   virtual std::vector<IgnorePattern> ignored_tensors() const = 0;
+  // Weights for which DeterminismLevel::kRankInvariant does not hold on this number of ranks.
+  virtual const std::vector<std::string>& rank_dependent_weights() const = 0;
 
   // hidden [batch.num_rows, hidden_width] in the activations' type: the value fed to the head.
   virtual void forward(const LayerContext& context, const ops::BatchView& batch, void* hidden) = 0;

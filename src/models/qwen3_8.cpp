@@ -158,6 +158,9 @@ class Qwen38 final : public Model {
   int hidden_width() const override { return static_cast<int>(config_.hidden_size); }
   const std::vector<TensorRequest>& weight_requests() const override { return requests_; }
   std::vector<IgnorePattern> ignored_tensors() const override;
+  const std::vector<std::string>& rank_dependent_weights() const override {
+    return rank_dependent_;
+  }
   void forward(const LayerContext& context, const ops::BatchView& batch, void* hidden) override;
   void logits(const LayerContext& context, const void* hidden, int rows, float* logits) override {
     head_->forward(context, hidden, rows, logits);
@@ -186,6 +189,7 @@ class Qwen38 final : public Model {
   std::optional<LmHead> head_;
   std::optional<Qwen38Mtp> mtp_;
   std::vector<TensorRequest> requests_;
+  std::vector<std::string> rank_dependent_;
 };
 
 Qwen38::Qwen38(const ModelInputs& in) : config_(in.config), prefix_(tensor_prefix(in.checkpoint)) {
@@ -211,6 +215,7 @@ Qwen38::Qwen38(const ModelInputs& in) : config_(in.config), prefix_(tensor_prefi
   if (const auto widened = binder.widened(); !widened.empty() && !planning) {
     log_warning("weights without a kernel for their format are widened to F32: {}", widened);
   }
+  rank_dependent_ = binder.take_rank_dependent();
   requests_ = binder.take_requests();
 }
 

@@ -167,31 +167,28 @@ TEST(ScaleSlices, WholeBlocksKeepTheirSize) {
   EXPECT_EQ(slice_scales(1, 16, 640, half, {320, 640}).block_cols, 16);
 }
 
-TEST(ShardPlan, ShardsHoldWholeQuantizationBlocks) {
+TEST(ShardPlan, ShardsHoldWholeBytes) {
   WeightLayout w;
   w.weight = "experts.0.gate_proj.weight";
   w.format = WeightFormat::kFp8Block;
   w.rows = w.matrix_rows = 640;
   w.cols = 2560;
   w.block_rows = w.block_cols = 128;
-  const auto fault = block_split_fault(w, SplitAxis::kRows, 2);
+  // Half an expert is two blocks and a half: its scales are repeated.
+  EXPECT_FALSE(packed_split_fault(w, SplitAxis::kRows, 2).has_value());
+  const auto fault = packed_split_fault(w, SplitAxis::kRows, 3);
   ASSERT_TRUE(fault.has_value());
   EXPECT_THAT(*fault, HasSubstr("experts.0.gate_proj.weight"));
-  EXPECT_THAT(*fault, HasSubstr("320"));
-  EXPECT_THAT(*fault, HasSubstr("block 128"));
-  EXPECT_THAT(*fault, HasSubstr("pad 640 to 768"));
-  EXPECT_FALSE(block_split_fault(w, SplitAxis::kRows, 5).has_value());
-  EXPECT_FALSE(block_split_fault(w, SplitAxis::kColumns, 2).has_value());
+  EXPECT_THAT(*fault, HasSubstr("640 rows do not divide into 3 parts; use fewer ranks"));
 
   w.format = WeightFormat::kNvfp4;
   w.block_rows = 1;
   w.block_cols = 16;
-  w.cols = 640;
-  EXPECT_FALSE(block_split_fault(w, SplitAxis::kColumns, 2).has_value());
   w.cols = 48;
-  EXPECT_TRUE(block_split_fault(w, SplitAxis::kColumns, 2).has_value());
-  w.format = WeightFormat::kFp8Channel;
-  EXPECT_FALSE(block_split_fault(w, SplitAxis::kColumns, 2).has_value());
+  EXPECT_FALSE(packed_split_fault(w, SplitAxis::kColumns, 8).has_value());
+  EXPECT_THAT(packed_split_fault(w, SplitAxis::kColumns, 16).value_or(""),
+              HasSubstr("48 columns do not divide into 16 parts of whole bytes"));
+  EXPECT_FALSE(packed_split_fault(w, SplitAxis::kRows, 16).has_value());
 }
 
 }  // namespace

@@ -150,6 +150,14 @@ class Quantized(TandemTest):
     def test_nvfp4_beside_fp8(self):
         self.check(nvidia_nvfp4)
 
+    def test_rank_invariance_is_refused_where_blocks_do_not_divide(self):
+        quantized, _ = self.copies(qwen_fp8)
+        self.write(path=str(quantized))
+        invariant = ("--set", "run.determinism=rank_invariant")
+        self.assert_code(self.job.run_job(*invariant, np=1), 0)
+        self.assert_refused(self.job.run_job("--overwrite", *invariant, np=2), 2, "rank_invariant",
+                            "mlp.down_proj.weight")
+
     def test_a_reciprocal_second_level_scale_is_refused(self):
         quantized, _ = self.copies(nvidia_nvfp4)
         tensors = shard_tensors(quantized / SHARD)
