@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # From a fresh Debian or Ubuntu machine to every test: installs packages, checks format and includes, builds
-# with warnings as errors and runs the unit, MPI and end-to-end tests. Ends with CTest's summary.
+# with warnings as errors and runs the unit, MPI and end-to-end tests. Where nvcc 13 is found (in PATH or
+# /usr/local/cuda), the CUDA backend is built and linked for all targets too, and its tests run, or are shown as
+# skipped without a GPU. Ends with CTest's summary.
 #   scripts/test.sh                 all tests
 #   scripts/test.sh --sanitizers    before them, the unit tests with address and undefined-behaviour sanitizers
 set -euo pipefail
@@ -13,15 +15,35 @@ case ${1:-} in
 esac
 
 step() { printf '\n== test.sh, %d s: %s\n' "$SECONDS" "$*"; }
-build() {  # preset
-  cmake --preset "$1" -DTANDEM_BUILD_TESTS=ON -DTANDEM_WARNINGS_AS_ERRORS=ON
+build() {  # preset [cmake options]
+  cmake --preset "$1" -DTANDEM_BUILD_TESTS=ON -DTANDEM_WARNINGS_AS_ERRORS=ON "${@:2}"
   cmake --build --preset "$1" --parallel "$(nproc)"
+}
+# Prints the compiler of CUDA 13 or later, or says why there is none and fails.
+find_nvcc() {
+  local nvcc release
+  nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+  if [[ ! -x $nvcc ]]; then
+    echo "SKIPPED: no nvcc in PATH or /usr/local/cuda/bin; the CUDA backend was not compiled" >&2
+    return 1
+  fi
+  release=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
+  if ((${release:-0} < 13)); then
+    echo "SKIPPED: $nvcc is of CUDA ${release:-?}, 13 is needed; the CUDA backend was not compiled" >&2
+    return 1
+  fi
+  echo "$nvcc"
+}
+has_nccl() {  # nvcc
+  c++ -E -x c++ -I "$(dirname "$1")/../include" -include nccl.h /dev/null >/dev/null 2>&1
 }
 
 step "packages"
 scripts/install_packages.sh
 if command -v ccache >/dev/null; then
-  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+  # Most objects of the CUDA build are those of the CPU build, made in another folder.
+  export CCACHE_NOHASHDIR=1
 fi
 
 # What takes seconds comes first. (77: no clang-format 14 here; said by the script.)
@@ -40,5 +62,16 @@ fi
 
 step "build"
 build cpu
+step "build with CUDA"
+if nvcc=$(find_nvcc); then
+  nccl=ON
+  if ! has_nccl "$nvcc"; then
+    nccl=OFF
+    echo "no nccl.h here: collectives of the CUDA backend through host memory"
+  fi
+  CUDACXX=$nvcc build cuda-check -DTANDEM_WITH_NCCL=$nccl
+  step "tests with CUDA"
+  ctest --test-dir build/cuda-check -L cuda --output-on-failure
+fi
 step "tests"
 ctest --test-dir build/cpu --output-on-failure --parallel "$(nproc)"

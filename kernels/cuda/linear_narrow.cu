@@ -265,18 +265,19 @@ __device__ __forceinline__ void run_strand(const ops::LinearWeight& weight,
     }
   } else {
     run_range<kFormat, kRowTiles>(weight, lane, begin, end, sums);
-    if constexpr (kFormat == WeightFormat::kBf16) return;
+    if constexpr (kFormat != WeightFormat::kBf16) {
 #pragma unroll
-    for (int o = 0; o < kOutTiles<kFormat, kRowTiles>; ++o) {
-      constexpr float kOwn = WeightRows<kFormat>::kSumFactor;
-      const float low = sum_factor<kFormat>(weight, lane.out[2 * o]);
-      const float high = sum_factor<kFormat>(weight, lane.out[2 * o + 1]);
+      for (int o = 0; o < kOutTiles<kFormat, kRowTiles>; ++o) {
+        constexpr float kOwn = WeightRows<kFormat>::kSumFactor;
+        const float low = sum_factor<kFormat>(weight, lane.out[2 * o]);
+        const float high = sum_factor<kFormat>(weight, lane.out[2 * o + 1]);
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) {
+        for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums.of[o][r][i] *= kOwn;
+          for (int i = 0; i < 4; ++i) sums.of[o][r][i] *= kOwn;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums.of[o][r][i] *= i < 2 ? low : high;
+          for (int i = 0; i < 4; ++i) sums.of[o][r][i] *= i < 2 ? low : high;
+        }
       }
     }
   }

@@ -23,5 +23,6 @@ if(TANDEM_WARNINGS_AS_ERRORS)
 endif()
 target_link_libraries(tandem_cuda_options INTERFACE CUDA::cudart_static)
 
-# Which backends exist decides what kernels/ops/dispatch.h knows.
-target_compile_definitions(tandem_options INTERFACE TANDEM_WITH_CUDA=1)
+# TANDEM_WITH_CUDA=1 is defined for the few targets that ask which backends there are (tandem_kernels,
+# its tests), not for all: every other object is the same with and without CUDA, and a compiler cache
+# that has seen one build knows it for the other.
