@@ -23,6 +23,13 @@ void allow_shared_bytes(void (*kernel)(Parameters...), std::size_t bytes) {
                                          static_cast<int>(bytes)));
 }
 
+template <class... Parameters>
+int registers_of(void (*kernel)(Parameters...)) {
+  cudaFuncAttributes attributes{};
+  TANDEM_CHECK_CUDA(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)));
+  return attributes.numRegs;
+}
+
 template <class... Parameters, class... Arguments>
 void launch(const CudaBackend& backend, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             std::size_t shared_bytes, Arguments... arguments) {

@@ -114,20 +114,36 @@ struct Sums {
   float of[kOutTiles<kFormat, kRowTiles>][kRowTiles][4] = {};
 };
 
+// A lane's columns of x of one step.
+template <WeightFormat kFormat, int kRowTiles>
+struct StepRows {
+  Columns8 x[WeightRows<kFormat>::kGroups][kRowTiles];
+
+  __device__ __forceinline__ void load(const Lane<kFormat, kRowTiles>& lane, std::int64_t k,
+                                       bool inside) {
+#pragma unroll
+    for (int j = 0; j < WeightRows<kFormat>::kGroups; ++j) {
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        x[j][r] = inside ? load_x(lane.x[r], k + 8 * j, lane.x_is_aligned) : Columns8{};
+      }
+    }
+  }
+};
+
 // The products of the columns that this lane and its neighbours have loaded.
 template <WeightFormat kFormat, int kRowTiles>
 __device__ __forceinline__ void multiply(
-    const Lane<kFormat, kRowTiles>& lane, std::int64_t k,
     const uint4 (&raw)[Lane<kFormat, kRowTiles>::kRows],
     const typename WeightRows<kFormat>::Scales (&scales)[Lane<kFormat, kRowTiles>::kRows],
-    bool inside, Sums<kFormat, kRowTiles>& sums) {
+    const StepRows<kFormat, kRowTiles>& rows, Sums<kFormat, kRowTiles>& sums) {
   using Weight = WeightRows<kFormat>;
 #pragma unroll
   for (int j = 0; j < Weight::kGroups; ++j) {
     Columns8 x[kRowTiles];
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      x[r] = inside ? load_x(lane.x[r], k + 8 * j, lane.x_is_aligned) : Columns8{};
+      x[r] = rows.x[j][r];
       if constexpr (Weight::kAlternate) x[r] = alternate(x[r]);
     }
 #pragma unroll
@@ -140,22 +156,26 @@ __device__ __forceinline__ void multiply(
   }
 }
 
-// sums += part * the scale of the columns from `begin` on.
+// The scale of the columns of weight row i under the index-th scale.
 template <WeightFormat kFormat, int kRowTiles>
-__device__ __forceinline__ void add_scaled(const ops::LinearWeight& w,
-                                           const Lane<kFormat, kRowTiles>& lane, int scale_index,
+__device__ __forceinline__ float column_scale(const ops::LinearWeight& w,
+                                              const Lane<kFormat, kRowTiles>& lane, int i,
+                                              int index) {
+  return scale_value(w.scales, w.scale_dtype, lane.first_scale[i] + index);
+}
+
+// sums += part * the scales of its weight rows
+template <WeightFormat kFormat, int kRowTiles>
+__device__ __forceinline__ void add_scaled(const float (&scales)[Lane<kFormat, kRowTiles>::kRows],
                                            const Sums<kFormat, kRowTiles>& part,
                                            Sums<kFormat, kRowTiles>& sums) {
 #pragma unroll
   for (int o = 0; o < kOutTiles<kFormat, kRowTiles>; ++o) {
-    const float low = scale_value(w.scales, w.scale_dtype, lane.first_scale[2 * o] + scale_index);
-    const float high =
-        scale_value(w.scales, w.scale_dtype, lane.first_scale[2 * o + 1] + scale_index);
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        sums.of[o][r][i] = fmaf(part.of[o][r][i], i < 2 ? low : high, sums.of[o][r][i]);
+        sums.of[o][r][i] = fmaf(part.of[o][r][i], scales[2 * o + i / 2], sums.of[o][r][i]);
       }
     }
   }
@@ -171,10 +191,15 @@ __device__ __forceinline__ std::int64_t run_steps(const ops::LinearWeight& weigh
   using Weight = WeightRows<kFormat>;
   constexpr int kRows = Lane<kFormat, kRowTiles>::kRows;
   constexpr int kColumns = kStepColumns<kFormat>;
+  constexpr int kScales = kScaleSteps == 0 ? 1 : kSteps / kScaleSteps;
+  // Steps whose x is loaded ahead: as many as leave registers for many warps.
+  constexpr int kAhead = Weight::kGroups == 1 ? kSteps : Weight::kGroups == 2 ? 1 : 0;
   for (; begin + kSteps * kColumns <= end; begin += kSteps * kColumns) {
     const std::int64_t k = begin + kLaneColumns<kFormat> * lane.t;
     uint4 raw[kSteps][kRows];
     typename Weight::Scales scales[kSteps][kRows];
+    float column_scales[kScales][kRows];
+    StepRows<kFormat, kRowTiles> rows[kSteps];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
@@ -183,21 +208,30 @@ __device__ __forceinline__ std::int64_t run_steps(const ops::LinearWeight& weigh
         scales[s][i] = lane.load_scales(i, k + s * kColumns);
       }
     }
-    if constexpr (kScaleSteps == 0) {
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        multiply<kFormat, kRowTiles>(lane, k + s * kColumns, raw[s], scales[s], true, sums);
-      }
-    } else {
+    for (int s = 0; s < kAhead; ++s) rows[s].load(lane, k + s * kColumns, true);
+    if constexpr (kScaleSteps > 0) {
+      const auto index = static_cast<int>(begin) / (kScaleSteps * kColumns);
 #pragma unroll
-      for (int s = 0; s < kSteps; s += kScaleSteps) {
-        Sums<kFormat, kRowTiles> part;
+      for (int c = 0; c < kScales; ++c) {
 #pragma unroll
-        for (int i = s; i < s + kScaleSteps; ++i) {
-          multiply<kFormat, kRowTiles>(lane, k + i * kColumns, raw[i], scales[i], true, part);
+        for (int i = 0; i < kRows; ++i) {
+          column_scales[c][i] = column_scale<kFormat, kRowTiles>(weight, lane, i, index + c);
         }
-        const auto index = static_cast<int>(begin + s * kColumns) / (kScaleSteps * kColumns);
-        add_scaled<kFormat, kRowTiles>(weight, lane, index, part, sums);
+      }
+    }
+    Sums<kFormat, kRowTiles> part;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      if (s + kAhead < kSteps) rows[s + kAhead].load(lane, k + (s + kAhead) * kColumns, true);
+      if constexpr (kScaleSteps == 0) {
+        multiply<kFormat, kRowTiles>(raw[s], scales[s], rows[s], sums);
+      } else {
+        if (s % kScaleSteps == 0) part = {};
+        multiply<kFormat, kRowTiles>(raw[s], scales[s], rows[s], part);
+        if ((s + 1) % kScaleSteps == 0) {
+          add_scaled<kFormat, kRowTiles>(column_scales[s / kScaleSteps], part, sums);
+        }
       }
     }
   }
@@ -224,7 +258,9 @@ __device__ __forceinline__ void run_range(const ops::LinearWeight& weight,
       scales[i] = lane.load_scales(i, k);
     }
   }
-  multiply<kFormat, kRowTiles>(lane, k, raw, scales, k < end, sums);
+  StepRows<kFormat, kRowTiles> rows;
+  rows.load(lane, k, k < end);
+  multiply<kFormat, kRowTiles>(raw, scales, rows, sums);
 }
 
 // The factor of an output's sum where there is one for all columns.
@@ -260,8 +296,13 @@ __device__ __forceinline__ void run_strand(const ops::LinearWeight& weight,
       Sums<kFormat, kRowTiles> part;
       run_range<kFormat, kRowTiles>(weight, lane, begin, min(end, begin + order.scale_columns),
                                     part);
-      add_scaled<kFormat, kRowTiles>(weight, lane, static_cast<int>(begin) / order.scale_columns,
-                                     part, sums);
+      float scales[Lane<kFormat, kRowTiles>::kRows];
+#pragma unroll
+      for (int i = 0; i < Lane<kFormat, kRowTiles>::kRows; ++i) {
+        scales[i] = column_scale<kFormat, kRowTiles>(weight, lane, i,
+                                                     static_cast<int>(begin) / order.scale_columns);
+      }
+      add_scaled<kFormat, kRowTiles>(scales, part, sums);
     }
   } else {
     run_range<kFormat, kRowTiles>(weight, lane, begin, end, sums);
@@ -300,7 +341,8 @@ __device__ __forceinline__ float add_strands(const LinearOrder& order, float* su
 }
 
 template <WeightFormat kFormat, int kRowTiles>
-__global__ void __launch_bounds__(kNarrowMaxWarps* kWarp)
+__global__ void __launch_bounds__(narrow_max_warps(kRowTiles) * kWarp,
+                                  kFormat == WeightFormat::kBf16 && kRowTiles == 1 ? 2 : 1)
     linear_narrow_kernel(const __grid_constant__ NarrowArgs args, LinearOrder order) {
   constexpr int kRows = kLinearTileRows * kRowTiles;
   constexpr int kOuts = kLinearTileOuts * kOutTiles<kFormat, kRowTiles>;
@@ -372,8 +414,16 @@ void run(const CudaBackend& backend, NarrowArgs args, const LinearOrder& order,
         blocks_for(output.weight.out_features, kLinearTileOuts * kOutTiles<kFormat, kRowTiles>);
   }
   const dim3 grid(blocks, blocks_for(args.num_rows, kLinearTileRows * kRowTiles));
-  launch_overlapping(backend, linear_narrow_kernel<kFormat, kRowTiles>, grid,
-                     static_cast<unsigned>(plan.warps * kWarp), plan.shared_bytes, args, order);
+  const auto kernel = linear_narrow_kernel<kFormat, kRowTiles>;
+  static const int registers = registers_of(kernel);
+  const int warps = narrow_warps(
+      order.num_strands(), static_cast<int>(grid.x * grid.y), narrow_max_warps(kRowTiles),
+      {.registers = registers,
+       .shared_bytes = plan.shared_bytes,
+       .num_processors = backend.limits().num_processors,
+       .shared_bytes_per_processor = backend.limits().shared_bytes_per_block});
+  launch_overlapping(backend, kernel, grid, static_cast<unsigned>(warps * kWarp), plan.shared_bytes,
+                     args, order);
 }
 
 template <WeightFormat kFormat>

@@ -1,6 +1,7 @@
 #include "kernels/cuda/linear_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 namespace tandem::cuda {
@@ -86,7 +87,6 @@ LinearPlan plan_linear(const LinearOrder& order, WeightFormat format, int num_ro
     const auto tile_rows = static_cast<std::size_t>(kWideOuts + 2 * kLinearTileRows * row_tiles);
     return {.kernel = LinearKernel::kWide,
             .row_tiles = row_tiles,
-            .warps = 8,
             .shared_bytes = kWideStages * tile_rows * kWideColumns * sizeof(std::uint16_t)};
   }
   LinearPlan plan{.kernel = LinearKernel::kNarrow};
@@ -98,9 +98,35 @@ LinearPlan plan_linear(const LinearOrder& order, WeightFormat format, int num_ro
   };
   while (plan.row_tiles > 1 && bytes(plan.row_tiles) > shared_limit_bytes) plan.row_tiles /= 2;
   plan.shared_bytes = bytes(plan.row_tiles);
-  const int strands = order.num_strands();
-  plan.warps = static_cast<int>(divide_up(strands, divide_up(strands, kNarrowMaxWarps)));
   return plan;
+}
+
+int narrow_warps(int strands, int blocks, int max_warps, const NarrowResources& r) {
+  // Fewer warps on a processor leave memory waiting; more share its bandwidth.
+  constexpr int kBusyWarps = 24;
+  constexpr int kWarpsOfProcessor = 48;  // what all targets have
+  constexpr int kRegistersOfProcessor = 64 * 1024;
+  constexpr std::size_t kSharedOfSystem = 1024;  // of every block
+  const int warp_registers = static_cast<int>(divide_up(r.registers, 8)) * 8 * 32;
+  const auto by_shared =
+      static_cast<int>(r.shared_bytes_per_processor / (r.shared_bytes + kSharedOfSystem));
+  int best = 1;
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  for (int warps = 1; warps <= std::min(strands, max_warps); ++warps) {
+    const int resident = std::max(1, std::min({by_shared, kWarpsOfProcessor / warps,
+                                               kRegistersOfProcessor / (warps * warp_registers)}));
+    // A unit is the time of a strand when one warp has the processor's bandwidth for itself.
+    const std::int64_t rounds = divide_up(strands, warps);
+    const std::int64_t wave = std::int64_t{resident} * r.num_processors;
+    const std::int64_t rest = divide_up(blocks % wave, r.num_processors);
+    std::int64_t cost = blocks / wave * rounds * std::max(kBusyWarps, resident * warps);
+    if (rest > 0) cost += rounds * std::max<std::int64_t>(kBusyWarps, rest * warps);
+    if (cost < least) {
+      least = cost;
+      best = warps;
+    }
+  }
+  return best;
 }
 
 }  // namespace tandem::cuda

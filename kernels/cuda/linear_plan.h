@@ -53,15 +53,24 @@ constexpr int narrow_out_tiles(ops::WeightFormat format, int row_tiles) {
       format == ops::WeightFormat::kFp8Block || format == ops::WeightFormat::kInt8Group;
   return row_tiles > 2 && has_column_scales ? 1 : 2;
 }
-// Of a block. Small ones: many fit a processor, and the last ones to start are soon done.
-inline constexpr int kNarrowMaxWarps = 8;
+constexpr int narrow_max_warps(int row_tiles) { return row_tiles == 1 ? 16 : 8; }
+
+// What a kernel needs of a processor, and how many of those there are.
+struct NarrowResources {
+  int registers = 0;             // of a thread
+  std::size_t shared_bytes = 0;  // of a block
+  int num_processors = 1;
+  std::size_t shared_bytes_per_processor = 0;
+};
+// Warps of a block that share its strands. Decides the time alone: how long blocks live, how many
+// fit the GPU at once, and so how much of it the last ones to start leave idle.
+int narrow_warps(int strands, int blocks, int max_warps, const NarrowResources& resources);
 
 enum class LinearKernel { kPlain, kNarrow, kWide };
 
 struct LinearPlan {
   LinearKernel kernel = LinearKernel::kPlain;
   int row_tiles = 1;  // kNarrow: tiles of 8 rows a block; kWide: tiles of 8 rows a warp
-  int warps = 1;      // kNarrow: of a block, which share its strands
   std::size_t shared_bytes = 0;
 };
 

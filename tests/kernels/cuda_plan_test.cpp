@@ -85,9 +85,25 @@ TEST(LinearPlan, RowsAndLimitsChooseTheKernelOnly) {
   for (const int rows : {1, 8, 9, 16, 17, 32, 33, 2048}) {
     for (const std::size_t limit : {std::size_t{101376}, std::size_t{232448}}) {
       EXPECT_LE(plan(rows, true, limit).shared_bytes, limit) << rows;
-      EXPECT_LE(plan(rows, true, limit).warps, 16) << rows;
     }
   }
+}
+
+// Blocks of a layer's linears on 132 processors with 64 registers a thread.
+TEST(LinearPlan, WarpsFillTheLastWave) {
+  const auto warps = [](int strands, int blocks, int registers) {
+    return narrow_warps(strands, blocks, 16,
+                        {.registers = registers,
+                         .shared_bytes = static_cast<std::size_t>(strands) * 512,
+                         .num_processors = 132,
+                         .shared_bytes_per_processor = 232448});
+  };
+  EXPECT_EQ(warps(10, 1030, 64), 10);
+  // Sixteen strands of 320 blocks: two rounds in one wave instead of one round in two.
+  EXPECT_EQ(warps(16, 320, 64), 8);
+  // With many registers a block of ten warps would be alone on its processor.
+  EXPECT_EQ(warps(10, 1088, 104), 5);
+  EXPECT_EQ(warps(1, 5, 64), 1);
 }
 
 constexpr AttentionDevice kHopper{.num_processors = 132, .shared_bytes_per_block = 232448};
