@@ -110,9 +110,12 @@ int narrow_warps(int strands, int blocks, int max_warps, const NarrowResources& 
   const int warp_registers = static_cast<int>(divide_up(r.registers, 8)) * 8 * 32;
   const auto by_shared =
       static_cast<int>(r.shared_bytes_per_processor / (r.shared_bytes + kSharedOfSystem));
+  // Shorter-lived blocks keep loads and products of neighbours apart in time.
+  constexpr int kFewestWarps = 4;
   int best = 1;
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
-  for (int warps = 1; warps <= std::min(strands, max_warps); ++warps) {
+  for (int warps = std::min(strands, kFewestWarps); warps <= std::min(strands, max_warps);
+       ++warps) {
     const int resident = std::max(1, std::min({by_shared, kWarpsOfProcessor / warps,
                                                kRegistersOfProcessor / (warps * warp_registers)}));
     // A unit is the time of a strand when one warp has the processor's bandwidth for itself.
