@@ -97,7 +97,9 @@ TEST_P(DummyFormats, ProductsKeepTheirSize) {
     for (std::int64_t n = 0; n < kOut; ++n) {
       rows.emplace(m.values.begin() + n * kIn, m.values.begin() + (n + 1) * kIn);
     }
-    EXPECT_NEAR(std::sqrt(sum / (kOut * kIn)) * std::sqrt(double{kIn}), 1, 0.1) << name;
+    // A handful of scales of 128 x 128 blocks, between half and one and a half of their mean.
+    const double tolerance = GetParam() == DummyFormat::kFp8Block ? 0.3 : 0.1;
+    EXPECT_NEAR(std::sqrt(sum / (kOut * kIn)) * std::sqrt(double{kIn}), 1, tolerance) << name;
     EXPECT_EQ(rows.size(), static_cast<std::size_t>(kOut)) << name << ": a row comes twice";
   }
 }

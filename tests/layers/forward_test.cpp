@@ -222,6 +222,7 @@ class DeltaNetState : public ::testing::Test {
   EngineShape shape_{.max_sequences = 2,
                      .max_rows = 128,
                      .max_round_rows = 4,
+                     .page_tokens = 128,
                      .pages_per_sequence = 1,
                      .num_snapshots = 2,
                      .activations = DType::kF32};

@@ -123,8 +123,8 @@ __device__ __forceinline__ void wait_products(float (&sums)[kSums]) {
   }
 }
 
-// d (+)= A B^T for 64 rows of A and 64, 128 or 256 of B, sixteen columns of each; without `add` d is
-// overwritten. Lane (g, t) of warp w holds of every eight columns j of d: in d[4j], d[4j+1] row
+// d (+)= A B^T for 64 rows of A and 64, 128 or 256 of B, sixteen columns of each; without `add` d
+// is overwritten. Lane (g, t) of warp w holds of every eight columns j of d: in d[4j], d[4j+1] row
 // 16w + g, columns 8j + 2t and 8j + 2t + 1; in d[4j+2], d[4j+3] the same of row 16w + g + 8.
 __device__ __forceinline__ void multiply_async(float (&d)[32], uint64_t a, uint64_t b, bool add) {
   asm volatile(
@@ -133,7 +133,11 @@ __device__ __forceinline__ void multiply_async(float (&d)[32], uint64_t a, uint6
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
       "}, %32, %33, p, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
       : "l"(a), "l"(b), "r"(int{add}));
 }
 
