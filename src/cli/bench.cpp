@@ -16,6 +16,7 @@
 #include "bench/memory.h"
 #include "bench/tables.h"
 #include "cli/commands.h"
+#include "cli/in_mpi.h"
 #include "engine/rank_engine.h"
 #include "kernels/ops/matrix_rate.h"
 #include "parallel/make_device_comm.h"
@@ -175,20 +176,7 @@ int run_bench(const BenchOptions& options) {
 }  // namespace
 
 int bench_command(const BenchOptions& options) {
-  std::optional<Error> shared_error;
-  int code = 0;
-  {
-    MpiEnv mpi(nullptr, nullptr);
-    log_configure(mpi.rank(), false);
-    try {
-      code = run_bench(options);
-    } catch (const Error& error) {
-      if (error.scope() != ErrorScope::kAllRanks) throw;
-      shared_error = error;
-    }
-  }
-  if (shared_error) throw *shared_error;
-  return code;
+  return in_mpi(false, [&](MpiEnv&) { return run_bench(options); });
 }
 
 }  // namespace tandem
