@@ -26,6 +26,7 @@ int RoundRunner::record(int max_sequences, int max_rows, const SampleOptions& op
   bool first = true;
   for (int rows = 1; rows <= max_rows; ++rows) {
     for (int sequences = 1; sequences <= max_sequences; ++sequences) {
+      if (recorded_.size() + methods.size() > kMaxRecorded) break;
       batch.clear(ops::RowClass::kGenerated);
       for (int slot = 0; slot < sequences; ++slot) {
         batch.add_segment(slot, 0);
@@ -37,7 +38,6 @@ int RoundRunner::record(int max_sequences, int max_rows, const SampleOptions& op
       batch.upload(backend);
       for (const SampleMethod method : methods) {
         const RoundShape shape{batch.num_rows(), sequences, batch.num_rows(), method};
-        if (recorded_.size() >= kMaxRecorded) continue;
         // What is set up once by the first use of an operator must not be part of a recording.
         if (first) enqueue(shape);
         first = false;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "parallel/string_pairs.h"
 
 namespace tandem {
 namespace {
@@ -24,25 +25,6 @@ using GpuOfHost = std::pair<std::string, std::string>;  // host id, GPU id
        .remedy = "start as many ranks on each host as it has GPUs and check CUDA_VISIBLE_DEVICES; "
                  "on two boxes with one GPU each the hostfile needs slots=1; parallel.collectives: "
                  "host lets ranks share a GPU, slowly"});
-}
-
-// id, name, id, name, each ended by a zero byte.
-std::string packed(const std::vector<VisibleGpu>& gpus) {
-  std::string bytes;
-  for (const auto& gpu : gpus) bytes += gpu.id + '\0' + gpu.name + '\0';
-  return bytes;
-}
-
-std::vector<VisibleGpu> unpacked(const std::string& bytes) {
-  std::vector<VisibleGpu> gpus;
-  for (std::size_t at = 0; at < bytes.size();) {
-    const auto id_end = bytes.find('\0', at);
-    const auto name_end = bytes.find('\0', id_end + 1);
-    gpus.push_back({.id = bytes.substr(at, id_end - at),
-                    .name = bytes.substr(id_end + 1, name_end - id_end - 1)});
-    at = name_end + 1;
-  }
-  return gpus;
 }
 
 }  // namespace
@@ -74,9 +56,11 @@ std::vector<int> assign_gpus(const RankLayout& layout,
 }
 
 int agree_gpu(const HostComm& world, const RankLayout& layout, GpuSharing sharing) {
-  const auto own = world.together([] { return packed(visible_gpus()); });
+  const auto own =
+      world.together([] { return pack_pairs(visible_gpus(), &VisibleGpu::id, &VisibleGpu::name); });
   std::vector<std::vector<VisibleGpu>> gpus;
-  for (const auto& bytes : world.all_gather(own)) gpus.push_back(unpacked(bytes));
+  for (const auto& bytes : world.all_gather(own))
+    gpus.push_back(unpack_pairs(bytes, &VisibleGpu::id, &VisibleGpu::name));
   return world.together(
       [&] { return assign_gpus(layout, gpus, sharing)[static_cast<std::size_t>(layout.rank)]; });
 }

@@ -2,6 +2,8 @@
 
 #include <map>
 
+#include "parallel/string_pairs.h"
+
 namespace tandem {
 namespace {
 
@@ -12,25 +14,6 @@ std::string name_ranks(const std::vector<int>& ranks, const std::vector<RankPlac
     names.push_back(fmt::format("rank {} on {}", r, places[static_cast<std::size_t>(r)].host));
   }
   return fmt::format("{}", fmt::join(names, ", "));
-}
-
-// Facts travel as name, value, name, value, each ended by a zero byte: neither contains one.
-std::string packed(const std::vector<IdentityFact>& facts) {
-  std::string out;
-  for (const auto& fact : facts) out += fact.name + '\0' + fact.value + '\0';
-  return out;
-}
-
-std::vector<IdentityFact> unpacked(const std::string& bytes) {
-  std::vector<IdentityFact> facts;
-  for (std::size_t at = 0; at < bytes.size();) {
-    const auto name_end = bytes.find('\0', at);
-    const auto value_end = bytes.find('\0', name_end + 1);
-    facts.push_back({.name = bytes.substr(at, name_end - at),
-                     .value = bytes.substr(name_end + 1, value_end - name_end - 1)});
-    at = value_end + 1;
-  }
-  return facts;
 }
 
 }  // namespace
@@ -79,7 +62,9 @@ std::optional<ErrorText> compare_identity(const std::vector<std::vector<Identity
 void require_same_identity(const HostComm& world, const RankLayout& layout,
                            const std::vector<IdentityFact>& facts) {
   std::vector<std::vector<IdentityFact>> all;
-  for (const auto& bytes : world.all_gather(packed(facts))) all.push_back(unpacked(bytes));
+  for (const auto& bytes :
+       world.all_gather(pack_pairs(facts, &IdentityFact::name, &IdentityFact::value)))
+    all.push_back(unpack_pairs(bytes, &IdentityFact::name, &IdentityFact::value));
   // Everyone compares the same lists, so everyone throws or nobody does.
   if (const auto difference = compare_identity(all, layout.places)) {
     throw Error(ExitCode::kConfiguration, *difference, ErrorScope::kAllRanks);

@@ -18,8 +18,8 @@
 #include "parallel/host_comm.h"
 #include "parallel/identity.h"
 #include "parallel/mpi_device_comm.h"
-#include "parallel/mpi_env.h"
 #include "parallel/rank_layout.h"
+#include "tests/support/mpi_test_main.h"
 
 namespace tandem {
 namespace {
@@ -28,8 +28,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const HostComm* g_world = nullptr;  // set by main, as the test framework takes no arguments
-const HostComm& world() { return *g_world; }
+using testing::world;
 
 // Values over many magnitudes and signs: their sum depends on the order of adding.
 std::vector<float> values_of(int rank, std::int64_t n) {
@@ -280,25 +279,4 @@ TEST(RankLayout, ComesFromTheRunningRanks) {
 
 }  // namespace
 
-int run_tests(int argc, char** argv) {
-  MpiEnv env(&argc, &argv);
-  const HostComm comm = HostComm::world();
-  g_world = &comm;
-  ::testing::InitGoogleTest(&argc, argv);
-  if (env.rank() != 0) {
-    auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-    delete listeners.Release(listeners.default_result_printer());
-  }
-  const int own = RUN_ALL_TESTS();
-  const auto all = comm.all_gather(own);
-  const auto bad = std::find_if(all.begin(), all.end(), [](int status) { return status != 0; });
-  if (bad != all.end() && env.rank() == 0) {
-    fmt::print(stderr, "rank {} failed (run it with --gtest_filter to see where)\n",
-               bad - all.begin());
-  }
-  return bad == all.end() ? 0 : 1;
-}
-
 }  // namespace tandem
-
-int main(int argc, char** argv) { return tandem::run_tests(argc, argv); }

@@ -16,9 +16,9 @@
 #include "parallel/host_staged_comm.h"
 #include "parallel/make_device_comm.h"
 #include "parallel/mpi_device_comm.h"
-#include "parallel/mpi_env.h"
 #include "parallel/sized_comm.h"
 #include "parallel/transport_audit.h"
+#include "tests/support/mpi_test_main.h"
 
 namespace tandem {
 namespace {
@@ -26,8 +26,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const HostComm* g_world = nullptr;  // set by main, as the test framework takes no arguments
-const HostComm& world() { return *g_world; }
+using testing::world;
 
 std::unique_ptr<Backend> cpu() { return make_backend(BackendKind::kCpu, {.num_threads = 1}); }
 
@@ -296,25 +295,4 @@ TEST(OnGpus, NcclSumsAlongTheTreeAndItsPathsAreKnown) {
 
 }  // namespace
 
-int run_tests(int argc, char** argv) {
-  MpiEnv env(&argc, &argv);
-  const HostComm comm = HostComm::world();
-  g_world = &comm;
-  ::testing::InitGoogleTest(&argc, argv);
-  if (env.rank() != 0) {
-    auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-    delete listeners.Release(listeners.default_result_printer());
-  }
-  const int own = RUN_ALL_TESTS();
-  const auto all = comm.all_gather(own);
-  const auto bad = std::find_if(all.begin(), all.end(), [](int status) { return status != 0; });
-  if (bad != all.end() && env.rank() == 0) {
-    fmt::print(stderr, "rank {} failed (run it with --gtest_filter to see where)\n",
-               bad - all.begin());
-  }
-  return bad == all.end() ? 0 : 1;
-}
-
 }  // namespace tandem
-
-int main(int argc, char** argv) { return tandem::run_tests(argc, argv); }
