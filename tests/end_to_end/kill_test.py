@@ -73,7 +73,9 @@ class KillTest(TandemTest):
             time.sleep(rng.uniform(0, 0.15))
             return
         self.wait_for(job, process, job.out.exists)
-        wanted = rng.randrange(0, self.num_requests - 1)
+        # A flush must still be to come, or there is no writing left to interrupt.
+        last = self.num_requests * 3 // 4 if phase == "writing" else self.num_requests - 1
+        wanted = rng.randrange(0, last)
         self.wait_for(job, process, lambda: len(finished_ids(job)) >= wanted)
         if phase == "writing":  # a flush works on the temporary
             self.wait_for(job, process, lambda: "out.h5.tmp" in job.temporaries())
