@@ -1,509 +1,401 @@
 // Paged attention of BF16 generated rows. A block owns a unit - up to 32 columns, pairs of row and
 // head of one KV head - and one span of its context at a time:
 //   scores [keys, columns] = K Q^T,   values [dims, columns] = V^T P^T
-// Its four slices take turns of 16 keys. A slice streams them through a ring of its own and keeps
-// its own running softmax, so slices never wait for each other inside a span; at the end two pairs
-// of slices are joined, then the pairs. The probabilities go to the matrix units as two bf16
-// numbers, which keep 16 bits of them. Columns are independent there, so a column's result does not
-// depend on its neighbours.
+// A step is 32 or 64 keys. Its four warps share the keys while they are scored; the scores meet in
+// shared memory, and with them each warp weighs the values of all keys in its share of the
+// dimensions. So nothing is joined inside a block, and a warp's values are few registers. The
+// probabilities go to the matrix units as two bf16 numbers, which keep 16 bits of them. Columns are
+// independent there, so a column's result does not depend on its neighbours.
 //
-// The grid stays and walks over all units and spans. A span's part goes to scratch memory; the last
-// block to finish a span of a bundle joins the bundle, the last to finish a bundle joins those. A
-// segment for which there is no scratch memory is worked on unit by unit, in the same order.
+// The grid stays and walks over all units and spans; the ring that keys and values come through
+// stays full meanwhile. A span's part goes to scratch memory; the last block to finish a span of a
+// bundle joins the bundle, the last to finish a bundle joins those. A segment for which there is no
+// scratch memory is worked on unit by unit, in the same order.
+//
+// What bounds it: on an H200 a processor's share of the bandwidth brings a step's 32 KB in 0.9 us.
+// A block takes about half a microsecond of latencies for a step, one for handing over a span's
+// part, two for a join; with two or three blocks on a processor, and a ring that goes on filling,
+// none of them leaves the memory idle. A short context of one sequence is all latency, at the start
+// segments, page table and keys, one after the other, at the end parts: its spans are few.
 #include "kernels/cuda/attention_kernels.h"
 #include "kernels/cuda/attention_parts.cuh"
 #include "kernels/cuda/attention_softmax.cuh"
+#include "kernels/cuda/attention_stream.cuh"
 #include "kernels/cuda/attention_units.cuh"
+#include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace tandem::cuda {
 namespace {
 
-constexpr int kPieces = kStageColumns / 8;           // of a row of a stage
-constexpr int kStagePieces = kSliceKeys * kPieces;   // of a stage
-constexpr int kRingPieces = kStages * kStagePieces;  // of a slice
-constexpr int kStepKeys = kSlices * kSliceKeys;
+__device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x % kWarp); }
+__device__ __forceinline__ int warp_of_block() { return static_cast<int>(threadIdx.x / kWarp); }
 
-template <int kPaddedDim, int kColumnCount>
-struct Shape {
-  static constexpr int kDim = kPaddedDim;
-  static constexpr int kColumns = kColumnCount;
-  static constexpr int kTiles = kColumns >= 16 ? 2 : 1;  // of eight columns, of a warp
-  static constexpr int kSets = kColumns / (8 * kTiles);  // warps of a slice, each with its columns
-  static constexpr int kThreads = kSlices * kSets * kWarp;
-  static constexpr int kHalves = kDim / kStageColumns;  // stages that 16 keys or values take
-  static constexpr int kDimTiles = kDim / 16;
-  static constexpr int kPitch = kDim + 4;  // of a column of values in shared memory
-  static constexpr int kQuads = kDim / 4;
-  static constexpr int kColumnsAtOnce = kThreads / kQuads;  // when a thread takes four dimensions
-  static_assert(2 * kColumns * kPitch * 4 <= kSlices * kRingPieces * 16, "two slices fit a ring");
-};
-
-// The warps of a slice meet.
-template <int kSets>
-__device__ __forceinline__ void slice_sync(int slice) {
-  if constexpr (kSets == 1) {
-    __syncwarp();
-  } else {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + slice), "n"(kSets * kWarp) : "memory");
-  }
-}
-
-// A slice's stages in the order of use: of each step of 16 keys the halves of K, then of V.
+// A warp's share of the queries, as operands, for as long as a span lasts.
 template <class S>
-class Stages {
- public:
-  __device__ Stages(const ops::PagedAttentionArgs& a, const Unit& unit, uint4* ring, int first_key,
-                    int end, int num_steps, int set)
-      : a_(a),
-        unit_(unit),
-        ring_(ring),
-        first_key_(first_key),
-        end_(end),
-        num_steps_(num_steps),
-        set_(set),
-        next_row_(row_of_step(0)) {
+struct Queries {
+  uint32_t words[S::kTiles][S::kScorePieces / 4][4];
+
+  __device__ __forceinline__ void load(const uint4* queries) {
+    const int lane = lane_of_warp();
+    const int first_piece = warp_of_block() / S::kKeyTiles * S::kScorePieces;
 #pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) fetch();
-  }
-
-  // The next stage, once it is there; the one before is given back.
-  __device__ __forceinline__ const uint4* next(int slice) {
-    wait_async<kStages - 2>();
-    slice_sync<S::kSets>(slice);  // all have their copies, and none reads the stage before
-    fetch();
-    const uint4* stage = ring_ + using_ * kStagePieces;
-    using_ = using_ + 1 == kStages ? 0 : using_ + 1;
-    return stage;
-  }
-
- private:
-  // A lane knows one key of a step.
-  __device__ __forceinline__ uint32_t row_of_step(int step) const {
-    const int index = first_key_ + step * kStepKeys + static_cast<int>(threadIdx.x) % kSliceKeys;
-    if (step >= num_steps_ || index < a_.first_index || index >= end_) return kNoRow;
-    return page_row(a_.batch, a_.pages, unit_.slot, index, unit_.kv_head);
-  }
-
-  __device__ __forceinline__ void fetch() {
-    if (step_ < num_steps_) {
-      if (part_ == 0) {
-        row_ = next_row_;
-        next_row_ = row_of_step(step_ + 1);  // on its way until the step's stages are fetched
-      }
-      const auto* plane =
-          static_cast<const bf16*>(part_ < S::kHalves ? a_.pages.k_pages : a_.pages.v_pages);
-      const int lane = static_cast<int>(threadIdx.x % kWarp);
-      const int piece = lane % kPieces;
-      const int column = part_ % S::kHalves * kStageColumns + piece * 8;
-      const bool exists = column < a_.pages.head_dim;
-      uint4* stage = ring_ + filling_ * kStagePieces;
-      constexpr int kKeysAtOnce = kWarp / kPieces;
+    for (int c = 0; c < S::kTiles; ++c) {
 #pragma unroll
-      for (int i = 0; i < kSliceKeys / kKeysAtOnce / S::kSets; ++i) {
-        const int key = (i * S::kSets + set_) * kKeysAtOnce + lane / kPieces;
-        const uint32_t row = __shfl_sync(kAllLanes, row_, key);
-        const bool valid = exists && row != kNoRow;
-        copy_async16(stage + place_of_piece<kPieces>(key, piece),
-                     plane + (valid ? std::int64_t{row} * a_.pages.head_dim + column : 0), valid);
+      for (int i = 0; i < S::kScorePieces / 4; ++i) {
+        load_matrices(words[c][i], queries + place_of_piece<S::kPieces>(
+                                                 c * 8 + lane % 8, first_piece + i * 4 + lane / 8));
       }
-      filling_ = filling_ + 1 == kStages ? 0 : filling_ + 1;
-      part_ = part_ + 1 == 2 * S::kHalves ? 0 : part_ + 1;
-      if (part_ == 0) ++step_;
     }
-    commit_async();  // empty groups too, so that the count of groups stays that of stages
   }
-
-  const ops::PagedAttentionArgs& a_;
-  const Unit& unit_;
-  uint4* ring_;
-  int first_key_, end_, num_steps_, set_;
-  int step_ = 0, part_ = 0;           // of the stage that is fetched next
-  int filling_ = 0, using_ = 0;       // places in the ring
-  uint32_t row_ = kNoRow, next_row_;  // of this lane's key
 };
 
+// A warp's scores of a step, of 16 keys and a part of the dimensions, to shared memory.
 template <class S>
-__device__ void load_queries(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan,
-                             const Unit& unit, uint4* queries) {
-  constexpr int kRowPieces = S::kDim / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < S::kColumns * kRowPieces; i += S::kThreads) {
-    const int column = i / kRowPieces, piece = i % kRowPieces;
-    const int row = column / plan.heads_per_unit, head = column % plan.heads_per_unit;
-    uint4 values{};
-    if (row < unit.num_rows && head < unit.num_heads && piece * 8 < a.pages.head_dim) {
-      const std::int64_t query =
-          std::int64_t{unit.first_row + row} * a.num_heads + unit.first_head + head;
-      values = __ldg(reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.q) +
-                                                    query * a.pages.head_dim + piece * 8));
-    }
-    queries[place_of_piece<kRowPieces>(column, piece)] = values;
-  }
-}
-
-// A warp's softmax over the slice's keys of a span: columns 2t and 2t + 1 of each tile; of the
-// values dimensions 16 m + g (words 0, 1) and 16 m + g + 8 (words 2, 3).
-template <class S>
-struct Softmax {
-  SoftmaxPart parts[S::kTiles][2];  // sums of this lane's keys, until the end
-  float values[S::kDimTiles][S::kTiles][4] = {};
-};
-
-// Scores of a step: rows g and g + 8 of the keys.
-template <class S>
-__device__ __forceinline__ void score_step(Stages<S>& stages, int slice, const uint4* queries,
-                                           float (&scores)[S::kTiles][4]) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const int matrix = lane / 8, r = lane % 8;
+__device__ __forceinline__ void score_step(const uint4* keys, const Queries<S>& q, float* scores) {
+  const int lane = lane_of_warp(), warp = warp_of_block();
+  const int matrix = lane / 8;
+  const int first_key = warp % S::kKeyTiles * 16, part = warp / S::kKeyTiles;
+  const int key = first_key + lane % 8 + matrix % 2 * 8;
   float sums[2][S::kTiles][4] = {};  // two chains: one instruction need not wait for the last
 #pragma unroll
-  for (int half = 0; half < S::kHalves; ++half) {
-    const uint4* keys = stages.next(slice);
+  for (int i = 0; i < S::kScorePieces / 4; ++i) {
 #pragma unroll
-    for (int pair = 0; pair < kStageColumns / 32; ++pair) {
-      uint32_t q[S::kTiles][4];
+    for (int chain = 0; chain < 2; ++chain) {
+      const int piece = part * S::kScorePieces + i * 4 + chain * 2 + matrix / 2;
+      uint32_t k[4];
+      load_matrices(k, keys + place_of_piece<S::kPieces>(key, piece));
 #pragma unroll
       for (int c = 0; c < S::kTiles; ++c) {
-        load_matrices(q[c], queries + place_of_piece<S::kDim / 8>(
-                                          c * 8 + r, half * kPieces + pair * 4 + matrix));
+        mma_m16n8k16(sums[chain][c], k[0], k[1], k[2], k[3], q.words[c][i][2 * chain],
+                     q.words[c][i][2 * chain + 1]);
       }
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < S::kTiles; ++c) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int column = part * S::kColumns + c * 8 + 2 * (lane % 4) + j;
+      float* to = scores + column * S::kScorePitch + first_key + lane / 4;
+      to[0] = sums[0][c][j] + sums[1][c][j];
+      to[8] = sums[0][c][2 + j] + sums[1][c][2 + j];
+    }
+  }
+}
+
+// The softmax of one column by four lanes: lane (g, t) has column g of a tile, and of every 16 keys
+// 2t, 2t + 1, 2t + 8 and 2t + 9, which is how the second product takes its operand.
+template <class S>
+struct Softmax {
+  SoftmaxPart part;  // sum of this lane's keys, until the end
+  int end;           // the column sees indices below; 0: it does not exist
+
+  __device__ Softmax(const GeneratedPlan& plan, const Unit& unit, int tile) {
+    const int column = tile * 8 + lane_of_warp() / 4;
+    end = unit.has(plan, column) ? unit.first_position + column / plan.heads_per_unit + 1 : 0;
+  }
+
+  // Scores become probabilities relative to the running maximum, for the operands {high, high of
+  // the upper eight keys, low, low of those}. Returns the factor of what was weighed before.
+  __device__ __forceinline__ float soften(const ops::PagedAttentionArgs& a, const float* scores,
+                                          int tile, int first_key, uint4 (&weights)[S::kKeyTiles]) {
+    const int lane = lane_of_warp();
+    const float* from = scores + (tile * 8 + lane / 4) * S::kScorePitch + lane % 4 * 2;
+    const float factor = a.scale * kLog2E;
+    float p[S::kKeyTiles][4];
+    float largest = -kInfinity;
+#pragma unroll
+    for (int k = 0; k < S::kKeyTiles; ++k) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        uint32_t k[4];
-        load_matrices(
-            k, keys + place_of_piece<kPieces>(r + matrix % 2 * 8, pair * 4 + i * 2 + matrix / 2));
+        const int at = k * 16 + i * 8;
+        float2 pair = *reinterpret_cast<const float2*>(from + at);
 #pragma unroll
-        for (int c = 0; c < S::kTiles; ++c) {
-          mma_m16n8k16(sums[i][c], k[0], k[1], k[2], k[3], q[c][2 * i], q[c][2 * i + 1]);
+        for (int part = 1; part < S::kScoreParts; ++part) {
+          const float2 more =
+              *reinterpret_cast<const float2*>(from + at + part * S::kColumns * S::kScorePitch);
+          pair.x += more.x;
+          pair.y += more.y;
+        }
+        const int index = first_key + at + lane % 4 * 2;
+        const bool first_seen = index >= a.first_index && index < end;
+        const bool second_seen = index + 1 >= a.first_index && index + 1 < end;
+        p[k][2 * i] = first_seen ? pair.x * factor : -kInfinity;
+        p[k][2 * i + 1] = second_seen ? pair.y * factor : -kInfinity;
+        largest = fmaxf(largest, fmaxf(p[k][2 * i], p[k][2 * i + 1]));
+      }
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+    const float rescale = raise(largest, part);
+    const float relative_to = base(part);
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < S::kKeyTiles; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p[k][i] = exp2f(p[k][i] - relative_to);
+      sum += (p[k][0] + p[k][1]) + (p[k][2] + p[k][3]);
+      const SplitPair lower = split_pair(p[k][0], p[k][1]);
+      const SplitPair upper = split_pair(p[k][2], p[k][3]);
+      weights[k] = {lower.high, upper.high, lower.low, upper.low};
+    }
+    part.sum = fmaf(part.sum, rescale, sum);
+    return rescale;
+  }
+
+  // Of all keys, for a span's header.
+  __device__ __forceinline__ float2 header() const {
+    float sum = part.sum;
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    return make_float2(part.max, sum);
+  }
+};
+
+// A warp's values: all columns, its share of the dimensions; words as in TilePart.
+template <class S>
+struct Values {
+  float words[S::kDimTiles][S::kTiles][4] = {};
+
+  // Brings a tile's columns to a new maximum: factors of columns 2t and 2t + 1.
+  __device__ __forceinline__ void rescale(int c, float even, float odd) {
+#pragma unroll
+    for (int m = 0; m < S::kDimTiles; ++m) {
+      words[m][c][0] *= even;
+      words[m][c][1] *= odd;
+      words[m][c][2] *= even;
+      words[m][c][3] *= odd;
+    }
+  }
+
+  // Adds 16 keys' values.
+  __device__ __forceinline__ void weigh(const uint4* values, int k,
+                                        const uint4 (&weights)[S::kTiles]) {
+    const int lane = lane_of_warp();
+    const int matrix = lane / 8;
+    const int key = k * 16 + lane % 8 + matrix / 2 * 8;
+#pragma unroll
+    for (int m = 0; m < S::kDimTiles; ++m) {
+      uint32_t v[4];
+      load_transposed(
+          v, values + place_of_piece<S::kPieces>(key, TilePart<S>::dim_tile(m) * 2 + matrix % 2));
+#pragma unroll
+      for (int c = 0; c < S::kTiles; ++c) {
+        mma_m16n8k16(words[m][c], v[0], v[1], v[2], v[3], weights[c].x, weights[c].y);
+        mma_m16n8k16(words[m][c], v[0], v[1], v[2], v[3], weights[c].z, weights[c].w);
+      }
+    }
+  }
+
+  // Tile c is picked rather than indexed: these lie in registers.
+  __device__ __forceinline__ TilePart<S> tile(int c, const float2* headers) const {
+    TilePart<S> picked;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float2 header = headers[TilePart<S>::column(c, j)];
+      picked.part[j] = {header.x, header.y};
+    }
+#pragma unroll
+    for (int each = 0; each < S::kTiles; ++each) {
+#pragma unroll
+      for (int m = 0; m < S::kDimTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (each == c) picked.values[m][i] = words[m][each][i];
         }
       }
     }
-  }
-#pragma unroll
-  for (int c = 0; c < S::kTiles; ++c) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) scores[c][i] = sums[0][c][i] + sums[1][c][i];
-  }
-}
-
-// Scores become probabilities relative to the running maximum, in the operand layout of the second
-// product; the running values are brought to that maximum.
-template <class S>
-__device__ __forceinline__ void soften_step(const ops::PagedAttentionArgs& a, int key,
-                                            const int (&ends)[S::kTiles][2],
-                                            float (&scores)[S::kTiles][4], Softmax<S>& softmax,
-                                            SplitPair (&p)[S::kTiles][2]) {
-  const float factor = a.scale * kLog2E;
-  float rescale[S::kTiles][2];
-  bool changes = false;
-#pragma unroll
-  for (int c = 0; c < S::kTiles; ++c) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float largest = -kInfinity;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int index = key + 8 * i;
-        float& score = scores[c][2 * i + j];
-        const bool seen = index >= a.first_index && index < ends[c][j];
-        score = seen ? score * factor : -kInfinity;
-        largest = fmaxf(largest, score);
-      }
-#pragma unroll
-      for (int distance = 4; distance < kWarp; distance *= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
-      }
-      SoftmaxPart& part = softmax.parts[c][j];
-      rescale[c][j] = raise(largest, part);
-      changes = changes || rescale[c][j] != 1.0f;
-      const float first = exp2f(scores[c][j] - base(part));
-      const float second = exp2f(scores[c][2 + j] - base(part));
-      part.sum = fmaf(part.sum, rescale[c][j], first + second);
-      scores[c][j] = first;
-      scores[c][2 + j] = second;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      p[c][i] = split_pair(scores[c][2 * i], scores[c][2 * i + 1]);
-      p[c][i].high = transpose_matrix(p[c][i].high);
-      p[c][i].low = transpose_matrix(p[c][i].low);
-    }
-  }
-  if (!__any_sync(kAllLanes, changes)) return;  // times 1 changes no bit
-#pragma unroll
-  for (int m = 0; m < S::kDimTiles; ++m) {
-#pragma unroll
-    for (int c = 0; c < S::kTiles; ++c) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) softmax.values[m][c][i] *= rescale[c][i % 2];
-    }
-  }
-}
-
-template <class S>
-__device__ __forceinline__ void weigh_step(Stages<S>& stages, int slice,
-                                           const SplitPair (&p)[S::kTiles][2],
-                                           Softmax<S>& softmax) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const int matrix = lane / 8, r = lane % 8;
-#pragma unroll
-  for (int half = 0; half < S::kHalves; ++half) {
-    const uint4* values = stages.next(slice);
-#pragma unroll
-    for (int i = 0; i < kPieces / 2; ++i) {
-      uint32_t v[4];
-      load_transposed(v, values + place_of_piece<kPieces>(r + matrix / 2 * 8, 2 * i + matrix % 2));
-#pragma unroll
-      for (int c = 0; c < S::kTiles; ++c) {
-        float(&sums)[4] = softmax.values[half * kPieces / 2 + i][c];
-        mma_m16n8k16(sums, v[0], v[1], v[2], v[3], p[c][0].high, p[c][1].high);
-        mma_m16n8k16(sums, v[0], v[1], v[2], v[3], p[c][0].low, p[c][1].low);
-      }
-    }
-  }
-}
-
-// A span's result in shared memory, in place of the rings, in two parts that are yet to be joined:
-// [2][kColumns][kPitch], values and then largest score and sum.
-template <class S>
-struct SpanParts {
-  float* values;
-
-  __device__ __forceinline__ float* at(int which, int column) const {
-    return values + (which * S::kColumns + column) * S::kPitch;
-  }
-  __device__ __forceinline__ SoftmaxPart part(int which, int column) const {
-    const float* header = at(which, column) + S::kDim;
-    return {header[0], header[1]};
-  }
-  __device__ __forceinline__ void put_part(int which, int column, const SoftmaxPart& part) const {
-    float* header = at(which, column) + S::kDim;
-    header[0] = part.max;
-    header[1] = part.sum;
+    return picked;
   }
 };
 
-// Calls visit(value, where it lies in part `which`) for what a lane holds.
-template <class S, class Visit>
-__device__ __forceinline__ void for_each_value(const SpanParts<S>& result, Softmax<S>& softmax,
-                                               int which, int set, const Visit& visit) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const int g = lane / 4, t = lane % 4;
+// One step once its keys are scored. Warp w softens tile w for all warps; a single tile every warp
+// softens for itself, which saves a barrier.
+template <class S>
+__device__ __forceinline__ void weigh_step(const ops::PagedAttentionArgs& a, const Shared<S>& s,
+                                           int first_key, const uint4* stage, Softmax<S>& softmax,
+                                           Values<S>& values) {
+  const int lane = lane_of_warp();
+  if constexpr (S::kTiles == 1) {
+    uint4 weights[S::kKeyTiles];
+    const float factor = softmax.soften(a, s.scores, 0, first_key, weights);
+    if (__any_sync(kAllLanes, factor != 1.0f)) {  // times 1 changes no bit
+      const int column = lane % 4 * 2;
+      const float even = __shfl_sync(kAllLanes, factor, column * 4);
+      const float odd = __shfl_sync(kAllLanes, factor, column * 4 + 4);
+      values.rescale(0, even, odd);
+    }
 #pragma unroll
-  for (int c = 0; c < S::kTiles; ++c) {
+    for (int k = 0; k < S::kKeyTiles; ++k) {
+      const uint4 of_keys[1] = {weights[k]};
+      values.weigh(stage, k, of_keys);
+    }
+  } else {
+    const int own = warp_of_block();
+    if (own < S::kTiles) {
+      uint4 weights[S::kKeyTiles];
+      const float factor = softmax.soften(a, s.scores, own, first_key, weights);
+      if (lane % 4 == 0) s.factors[own * 8 + lane / 4] = factor;
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float* column = result.at(which, (set * S::kTiles + c) * 8 + 2 * t + j) + g;
-#pragma unroll
-      for (int m = 0; m < S::kDimTiles; ++m) {
-        visit(c, j, softmax.values[m][c][j], column + m * 16);
-        visit(c, j, softmax.values[m][c][2 + j], column + m * 16 + 8);
+      for (int k = 0; k < S::kKeyTiles; ++k) {
+        s.weights[(own * S::kKeyTiles + k) * kWarp + lane] = weights[k];
       }
     }
-  }
-}
-
-template <class S>
-__device__ __forceinline__ void put(const SpanParts<S>& result, Softmax<S>& softmax, int which,
-                                    int set) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  for_each_value<S>(result, softmax, which, set,
-                    [](int, int, float& value, float* place) { *place = value; });
-#pragma unroll
-  for (int c = 0; c < S::kTiles; ++c) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      if (lane / 4 != 0) continue;
-      result.put_part(which, (set * S::kTiles + c) * 8 + 2 * (lane % 4) + j, softmax.parts[c][j]);
-    }
-  }
-}
-
-// Slices 0 and 2, and 1 and 3.
-template <class S>
-__device__ __forceinline__ void join_slices(const SpanParts<S>& result, Softmax<S>& softmax,
-                                            int slice, int set) {
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-#pragma unroll
-  for (int c = 0; c < S::kTiles; ++c) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float& sum = softmax.parts[c][j].sum;
-#pragma unroll
-      for (int distance = 4; distance < kWarp; distance *= 2) {
-        sum += __shfl_xor_sync(kAllLanes, sum, distance);
-      }
-    }
-  }
-  __syncthreads();  // the rings have been used
-  if (slice >= 2) put<S>(result, softmax, slice - 2, set);
-  __syncthreads();
-  if (slice < 2) {
-    Join factors[S::kTiles][2];
+    __syncthreads();  // factors and weights are there
 #pragma unroll
     for (int c = 0; c < S::kTiles; ++c) {
+      const float2 factor = *reinterpret_cast<const float2*>(s.factors + TilePart<S>::column(c, 0));
+      const bool changes = factor.x != 1.0f || factor.y != 1.0f;
+      if (__any_sync(kAllLanes, changes)) values.rescale(c, factor.x, factor.y);
+    }
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int column = (set * S::kTiles + c) * 8 + 2 * (lane % 4) + j;
-        factors[c][j] = join(result.part(slice, column), softmax.parts[c][j]);
+    for (int k = 0; k < S::kKeyTiles; ++k) {
+      uint4 of_keys[S::kTiles];
+#pragma unroll
+      for (int c = 0; c < S::kTiles; ++c) {
+        of_keys[c] = s.weights[(c * S::kKeyTiles + k) * kWarp + lane];
       }
+      values.weigh(stage, k, of_keys);
     }
-    for_each_value<S>(result, softmax, slice, set,
-                      [&](int c, int j, float& value, const float* place) {
-                        value = joined(factors[c][j], *place, value);
-                      });
-    __syncwarp();  // this warp's columns have been read by all its lanes
-    put<S>(result, softmax, slice, set);
   }
-  __syncthreads();
 }
 
-// One span of a unit, to `result`.
+// The joins that the last block to finish a span of a bundle completes. A function of its own, so
+// that the registers of what is under way are those of memory accesses here, of products elsewhere.
 template <class S>
-__device__ void attend_span(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan,
-                            const Unit& unit, int span, bool load, uint4* rings, uint4* queries,
-                            const SpanParts<S>& result) {
-  const int warp = static_cast<int>(threadIdx.x / kWarp);
-  const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const int slice = warp / S::kSets, set = warp % S::kSets;
-  int ends[S::kTiles][2];  // a column sees indices below; 0: it does not exist
-#pragma unroll
+__device__ __noinline__ void join_bundle(const ops::PagedAttentionArgs& a,
+                                         const GeneratedPlan& plan, const Unit& unit,
+                                         unsigned* arrivals) {
+  const Parts<S> parts(a, plan);
+  const Bundle bundle(unit);
+#pragma unroll 1
   for (int c = 0; c < S::kTiles; ++c) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int column = (set * S::kTiles + c) * 8 + 2 * (lane % 4) + j;
-      const int row = column / plan.heads_per_unit, head = column % plan.heads_per_unit;
-      const bool exists = row < unit.num_rows && head < unit.num_heads;
-      ends[c][j] = exists ? a.batch.positions[unit.first_row + row] + 1 : 0;
+    const TilePart<S> part = parts.join_all(parts.at(bundle.place, bundle.first % kBundleSpans),
+                                            parts.stride, bundle.spans, c);
+    if (unit.num_bundles == 1) {
+      write_tile(a, plan, unit, c, part);
+    } else {
+      parts.put(parts.at(bundle.place, kBundleSpans), c, part);
     }
   }
-  const int first_key = span_begin(span) + slice * kSliceKeys;
-  const int end = min(span_begin(span + 1), unit.last_index + 1);
-  const int steps = max(0, (end - first_key + kStepKeys - 1) / kStepKeys);
-  __syncthreads();  // rings and queries are free
-  Stages<S> stages(a, unit, rings + slice * kRingPieces, first_key, end, steps, set);
-  if (load) load_queries<S>(a, plan, unit, queries);
-  __syncthreads();
-  Softmax<S> softmax;
+  if (unit.num_bundles == 1) return;
+  if (!last_to_arrive(arrivals + plan.bundles + unit.first_bundle, unit.num_bundles)) return;
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    float scores[S::kTiles][4];
-    SplitPair p[S::kTiles][2];
-    score_step<S>(stages, slice, queries + set * S::kTiles * 8 * (S::kDim / 8), scores);
-    soften_step<S>(a, first_key + step * kStepKeys + lane / 4, ends, scores, softmax, p);
-    weigh_step<S>(stages, slice, p, softmax);
-  }
-  join_slices<S>(result, softmax, slice, set);
-}
-
-template <class S>
-__device__ __forceinline__ Quad quad_of_span(const SpanParts<S>& result, int column, int d) {
-  Quad quad{result.part(0, column), *reinterpret_cast<const float4*>(result.at(0, column) + d)};
-  quad.add(result.part(1, column), *reinterpret_cast<const float4*>(result.at(1, column) + d));
-  return quad;
-}
-
-// Calls visit(number, column, d) for the quads of a thread: columns that exist, dimensions d ..
-// d+3.
-template <class S, class Visit>
-__device__ __forceinline__ void for_each_quad(const ops::PagedAttentionArgs& a,
-                                              const GeneratedPlan& plan, const Unit& unit,
-                                              const Visit& visit) {
-  const int d = static_cast<int>(threadIdx.x) % S::kQuads * 4;
-  if (d >= a.pages.head_dim) return;
-    // Not unrolled: what a visitor keeps for each number is to lie in local memory, out of the way
-    // of the registers that the products need.
-#pragma unroll 1
-  for (int i = 0; i < S::kColumns / S::kColumnsAtOnce; ++i) {
-    const int column = i * S::kColumnsAtOnce + static_cast<int>(threadIdx.x) / S::kQuads;
-    if (column / plan.heads_per_unit >= unit.num_rows) return;
-    if (column % plan.heads_per_unit < unit.num_heads) visit(i, column, d);
+  for (int c = 0; c < S::kTiles; ++c) {
+    write_tile(a, plan, unit, c,
+               parts.join_all(parts.at(unit.first_bundle, kBundleSpans),
+                              kBundleParts * parts.stride, unit.num_bundles, c));
   }
 }
 
 // A span that others share: its part to scratch memory, and the joins that it completes.
 template <class S>
-__device__ void share_span(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan,
-                           const Unit& unit, unsigned* arrivals, const SpanParts<S>& result) {
-  const Parts parts(a, plan);
-  const int bundle = unit.span / kBundleSpans;
-  const int number = bundle - unit.first_span / kBundleSpans;  // in the unit
-  const int place = unit.first_bundle + number;
-  for_each_quad<S>(a, plan, unit, [&](int, int column, int d) {
-    parts.put(parts.at(place, unit.span % kBundleSpans, column), d,
-              quad_of_span<S>(result, column, d));
-  });
-  const int first = max(unit.first_span, bundle * kBundleSpans);
-  const int count = min(unit.first_span + unit.num_spans, (bundle + 1) * kBundleSpans) - first;
-  if (!last_to_arrive(arrivals + place, count)) return;
-  for_each_quad<S>(a, plan, unit, [&](int, int column, int d) {
-    const Quad quad =
-        parts.join_all(parts.at(place, first % kBundleSpans, column), parts.stride(), count, d);
-    if (unit.num_bundles == 1) {
-      write_quad(a, plan, unit, column, d, quad);
-    } else {
-      parts.put(parts.at(place, kBundleSpans, column), d, quad);
-    }
-  });
-  if (unit.num_bundles == 1) return;
-  if (!last_to_arrive(arrivals + plan.bundles + unit.first_bundle, unit.num_bundles)) return;
-  for_each_quad<S>(a, plan, unit, [&](int, int column, int d) {
-    write_quad(a, plan, unit, column, d,
-               parts.join_all(parts.at(unit.first_bundle, kBundleSpans, column),
-                              kBundleParts * parts.stride(), unit.num_bundles, d));
-  });
+__device__ __forceinline__ void share_span(const ops::PagedAttentionArgs& a,
+                                           const GeneratedPlan& plan, const Unit& unit,
+                                           const float2* headers, const Values<S>& values,
+                                           unsigned* arrivals) {
+  const Parts<S> parts(a, plan);
+  const Bundle bundle(unit);
+  float* own = parts.at(bundle.place, unit.span % kBundleSpans);
+#pragma unroll
+  for (int c = 0; c < S::kTiles; ++c) parts.put(own, c, values.tile(c, headers));
+  if (last_to_arrive(arrivals + bundle.place, bundle.spans)) {
+    join_bundle<S>(a, plan, unit, arrivals);
+  }
 }
 
 // The spans of a unit that one block takes alone, joined as share_span() does. One object for each
-// thread, in local memory.
+// thread; loops over its parts stay loops, so that it lies in local memory, out of the way of the
+// registers that the products need.
 template <class S>
 struct AloneJoin {
-  static constexpr int kOwn = S::kColumns / S::kColumnsAtOnce;
-  Quad bundle[kOwn], total[kOwn];
+  TilePart<S> joins[2 * S::kTiles];  // of each tile the bundle's, then all bundles'
 
-  __device__ void begin() {
+  __device__ __forceinline__ void add_span(const ops::PagedAttentionArgs& a,
+                                           const GeneratedPlan& plan, const Unit& unit,
+                                           const float2* headers, const Values<S>& values) {
+    if (unit.span == unit.first_span) {
 #pragma unroll 1
-    for (int i = 0; i < kOwn; ++i) bundle[i] = total[i] = Quad{};
-  }
-
-  __device__ void add_span(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan,
-                           const Unit& unit, int span, const SpanParts<S>& result) {
-    const bool ends_unit = span == unit.first_span + unit.num_spans - 1;
-    const bool ends_bundle = ends_unit || (span + 1) % kBundleSpans == 0;
-    for_each_quad<S>(a, plan, unit, [&](int i, int column, int d) {
-      const Quad quad = quad_of_span<S>(result, column, d);
-      bundle[i].add(quad.part, quad.value);
-      if (!ends_bundle) return;
-      total[i].add(bundle[i].part, bundle[i].value);
-      bundle[i] = Quad{};
-      if (ends_unit) write_quad(a, plan, unit, column, d, total[i]);
-    });
+      for (int i = 0; i < 2 * S::kTiles; ++i) joins[i] = TilePart<S>{};
+    }
+    const bool ends_unit = unit.span == unit.first_span + unit.num_spans - 1;
+    const bool ends_bundle = ends_unit || (unit.span + 1) % kBundleSpans == 0;
+#pragma unroll 1
+    for (int c = 0; c < S::kTiles; ++c) {
+      TilePart<S> part = values.tile(c, headers);
+#pragma unroll 1
+      for (int level = 0; level < 2; ++level) {
+        TilePart<S>& to = joins[2 * c + level];
+        to.add(part);
+        if (!ends_bundle) break;
+        part = to;
+        if (level == 0) to = TilePart<S>{};
+      }
+      if (ends_unit) write_tile(a, plan, unit, c, part);
+    }
   }
 };
 
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, S::kColumns == 32 ? 1 : 2)
-    attention_generated_kernel(ops::PagedAttentionArgs a, GeneratedPlan plan, unsigned* arrivals) {
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    attention_generated_kernel(const __grid_constant__ ops::PagedAttentionArgs a,
+                               const __grid_constant__ GeneratedPlan plan, unsigned* arrivals) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   extern __shared__ uint4 shared[];
-  uint4* rings = shared;                           // [kSlices][kStages][kSliceKeys][kPieces]
-  uint4* queries = rings + kSlices * kRingPieces;  // [kColumns][kDim / 8]
-  const SpanParts<S> result{reinterpret_cast<float*>(rings)};
+  __shared__ float factors[S::kColumns];
+  __shared__ float2 headers[S::kColumns];
+  // As words: what lies in shared memory has no constructor.
+  __shared__ uint4 units[Shared<S>::kUnits * sizeof(Unit) / sizeof(uint4)];
+  Shared<S> s{.ring = shared,
+              .factors = factors,
+              .headers = headers,
+              .units = reinterpret_cast<Unit*>(units)};
+  s.queries = s.ring + S::kStages * Shared<S>::kStagePieces;
+  s.weights = s.queries + S::kAhead * Shared<S>::kQueryPieces;
+  constexpr int kWeights = S::kTiles > 1 ? S::kTiles * S::kKeyTiles * kWarp : 0;
+  s.scores = reinterpret_cast<float*>(s.weights + kWeights);
+
+  SpanStream<S> stream(a, plan, s);
   AloneJoin<S> alone;
-  Walk walk;
-  Unit unit;
-  for (int item = static_cast<int>(blockIdx.x); walk.find(a, plan, item, unit);
-       item += static_cast<int>(gridDim.x)) {
-    const int first = unit.shared ? unit.span : unit.first_span;
-    const int last = unit.shared ? unit.span : unit.first_span + unit.num_spans - 1;
-    alone.begin();
-#pragma unroll 1
-    for (int span = first; span <= last; ++span) {
-      attend_span<S>(a, plan, unit, span, span == first, rings, queries, result);
-      if (unit.shared) {
-        share_span<S>(a, plan, unit, arrivals, result);
-      } else {
-        alone.add_span(a, plan, unit, span, result);
-      }
+  int stage = 0;
+  const auto next_stage = [&] {
+    const uint4* pieces = s.ring + stage * Shared<S>::kStagePieces;
+    stage = stage + 1 == S::kStages ? 0 : stage + 1;
+    return pieces;
+  };
+  for (int n = 0; s.units[n % Shared<S>::kUnits].num_rows > 0; ++n) {
+    const Unit& unit = s.units[n % Shared<S>::kUnits];
+    const int tile = S::kTiles == 1 ? 0 : warp_of_block();
+    Softmax<S> softmax(plan, unit, tile);
+    Queries<S> queries;
+    Values<S> values;
+    const int end = unit.end();
+    int key = unit.first_key();
+    bool begins = true;
+    do {
+      stream.wait();
+      __syncthreads();  // keys and queries are there; the values before have been used
+      if (begins) queries.load(s.queries + n % S::kAhead * Shared<S>::kQueryPieces);
+      stream.fetch_keys();
+      score_step<S>(next_stage(), queries, s.scores);
+      stream.wait();
+      __syncthreads();  // scores and values are there; keys and queries have been used
+      stream.fetch_values();
+      weigh_step<S>(a, s, key, next_stage(), softmax, values);
+      begins = false;
+      key += S::kStepKeys;
+    } while (key < end);
+
+    const float2 header = softmax.header();
+    const bool writes = S::kTiles == 1 ? warp_of_block() == 0 : tile < S::kTiles;
+    if (writes && lane_of_warp() % 4 == 0) headers[tile * 8 + lane_of_warp() / 4] = header;
+    __syncthreads();  // headers are there
+    if (unit.shared) {
+      share_span(a, plan, unit, headers, values, arrivals);
+    } else {
+      alone.add_span(a, plan, unit, headers, values);
     }
   }
 }
@@ -511,8 +403,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kColumns == 32 ? 1 : 2)
 template <class S>
 void run(const CudaBackend& backend, const ops::PagedAttentionArgs& args,
          const GeneratedPlan& plan) {
-  launch(backend, attention_generated_kernel<S>, static_cast<unsigned>(plan.grid), S::kThreads,
-         plan.shared_bytes, args, plan, backend.arrivals());
+  launch_overlapping(backend, attention_generated_kernel<S>, static_cast<unsigned>(plan.grid),
+                     S::kThreads, plan.shared_bytes, args, plan, backend.arrivals());
 }
 
 template <int kDim>
@@ -523,6 +415,8 @@ void run(const CudaBackend& backend, const ops::PagedAttentionArgs& args,
       return run<Shape<kDim, 8>>(backend, args, plan);
     case 16:
       return run<Shape<kDim, 16>>(backend, args, plan);
+    case 24:
+      return run<Shape<kDim, 24>>(backend, args, plan);
     default:
       return run<Shape<kDim, 32>>(backend, args, plan);
   }

@@ -1,77 +1,182 @@
-// Parts of a softmax that blocks leave for each other in scratch memory, and how a block knows that
-// all of them are there.
+// Parts of a softmax over the context: what a thread holds of them, how blocks leave them for each
+// other in scratch memory, and how a block knows that all of them are there.
 #pragma once
 
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/attention_softmax.cuh"
+#include "kernels/cuda/attention_stream.cuh"
 #include "kernels/cuda/attention_units.cuh"
 
 namespace tandem::cuda {
 
-// Four dimensions of a column, by one thread.
-struct Quad {
-  SoftmaxPart part;
-  float4 value = {0, 0, 0, 0};
+// What a lane (g, t) holds of a tile of eight columns: columns 2t and 2t + 1; of values, of each of
+// its warp's tiles of dimensions, dimension g (words 0, 1) and g + 8 (words 2, 3). All threads of
+// all blocks hold the same places, so parts go to scratch memory and come back without changing
+// hands.
+template <class S>
+struct TilePart {
+  SoftmaxPart part[2];
+  float values[S::kDimTiles][4] = {};
 
-  __device__ __forceinline__ void add(const SoftmaxPart& more, const float4& values) {
-    const Join factors = join(more, part);
-    value.x = joined(factors, values.x, value.x);
-    value.y = joined(factors, values.y, value.y);
-    value.z = joined(factors, values.z, value.z);
-    value.w = joined(factors, values.w, value.w);
+  static __device__ __forceinline__ int column(int tile, int j) {
+    return tile * 8 + 2 * static_cast<int>(threadIdx.x % 4) + j;
+  }
+  static __device__ __forceinline__ int dim_tile(int m) {
+    return static_cast<int>(threadIdx.x / kWarp) * S::kDimTiles + m;
+  }
+  static __device__ __forceinline__ int row_of_tile() {
+    return static_cast<int>(threadIdx.x % kWarp / 4);
+  }
+
+  __device__ __forceinline__ void add(const TilePart& more) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const Join factors = join(more.part[j], part[j]);
+#pragma unroll
+      for (int m = 0; m < S::kDimTiles; ++m) {
+        values[m][j] = joined(factors, more.values[m][j], values[m][j]);
+        values[m][2 + j] = joined(factors, more.values[m][2 + j], values[m][2 + j]);
+      }
+    }
   }
 };
 
-__device__ __forceinline__ void write_quad(const ops::PagedAttentionArgs& a,
-                                           const GeneratedPlan& plan, const Unit& unit, int column,
-                                           int d, const Quad& quad) {
-  const std::int64_t row = unit.first_row + column / plan.heads_per_unit;
-  const int head = unit.first_head + column % plan.heads_per_unit;
-  write_pair(a, row, head, d, quad.value.x, quad.value.y, quad.part.sum);
-  write_pair(a, row, head, d + 2, quad.value.z, quad.value.w, quad.part.sum);
+// Finished rows. All gates are loaded before anything is written, so that they wait for memory
+// once.
+template <class S>
+__device__ __forceinline__ void write_tile(const ops::PagedAttentionArgs& a,
+                                           const GeneratedPlan& plan, const Unit& unit, int tile,
+                                           const TilePart<S>& part) {
+  std::int64_t rows[2];  // of [rows * num_heads]
+  bool exists[2];
+  bf16 gates[2][S::kDimTiles][2];
+  const auto dim = [&](int m, int i) {
+    return TilePart<S>::dim_tile(m) * 16 + TilePart<S>::row_of_tile() + 8 * i;
+  };
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int column = TilePart<S>::column(tile, j);
+    exists[j] = unit.has(plan, column);
+    rows[j] = std::int64_t{unit.first_row + column / plan.heads_per_unit} * a.num_heads +
+              unit.first_head + column % plan.heads_per_unit;
+    if (a.gate == nullptr || !exists[j]) continue;
+    const auto* gate = static_cast<const bf16*>(a.gate) + rows[j] * a.gate_head_stride;
+#pragma unroll
+    for (int m = 0; m < S::kDimTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (dim(m, i) < a.pages.head_dim) gates[j][m][i] = gate[dim(m, i)];
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    if (!exists[j]) continue;
+    bf16* out = static_cast<bf16*>(a.out) + rows[j] * a.pages.head_dim;
+#pragma unroll
+    for (int m = 0; m < S::kDimTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (dim(m, i) >= a.pages.head_dim) continue;
+        float o = finished(part.values[m][2 * i + j], part.part[j].sum);
+        if (a.gate != nullptr) o *= sigmoid(to_float(gates[j][m][i]));
+        out[dim(m, i)] = to_bf16(o);
+      }
+    }
+  }
 }
 
-// Where parts of a unit's columns lie in scratch memory: those of a bundle's spans by number, and
-// after them their join.
+// The bundle that a unit's span belongs to.
+struct Bundle {
+  int place;  // in scratch memory
+  int first, spans;
+
+  __device__ explicit Bundle(const Unit& unit) {
+    const int bundle = unit.span / kBundleSpans;
+    place = unit.first_bundle + bundle - unit.first_span / kBundleSpans;
+    first = max(unit.first_span, bundle * kBundleSpans);
+    spans = min(unit.first_span + unit.num_spans, (bundle + 1) * kBundleSpans) - first;
+  }
+};
+
+// Where parts of a unit lie in scratch memory: those of a bundle's spans by number, and after them
+// their join. Each is [columns][kPartHeader] headers, then [tiles of 16 dimensions][8][columns][2]
+// values: dimensions g and g + 8 beside each other, so that a warp's accesses are to whole sectors.
+template <class S>
 struct Parts {
-  float* first;  // of bundle 0 of scratch memory, [kBundleParts][columns][part_floats]
+  float* first;  // of bundle 0 of scratch memory
   int columns;
-  int floats;  // of a part
+  int dim_tiles;        // that exist
+  std::int64_t stride;  // of parts, in floats
 
   __device__ Parts(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan)
       : first(static_cast<float*>(a.scratch)),
         columns(plan.rows_per_unit * plan.heads_per_unit),
-        floats(part_floats(a.pages.head_dim)) {}
+        dim_tiles((a.pages.head_dim + 15) / 16),
+        stride(std::int64_t{columns} * part_floats(a.pages.head_dim)) {}
 
-  __device__ __forceinline__ std::int64_t stride() const { return std::int64_t{columns} * floats; }
-  __device__ __forceinline__ float* at(int bundle, int part, int column) const {
-    return first + (std::int64_t{bundle} * kBundleParts + part) * stride() + column * floats;
+  __device__ __forceinline__ float* at(int bundle, int number) const {
+    return first + (std::int64_t{bundle} * kBundleParts + number) * stride;
   }
-  static __device__ __forceinline__ void put(float* to, int d, const Quad& quad) {
-    if (d == 0) *reinterpret_cast<float2*>(to) = make_float2(quad.part.max, quad.part.sum);
-    *reinterpret_cast<float4*>(to + kPartHeader + d) = quad.value;
-  }
-  // `count` parts in ascending order. Other blocks have written them: past the first-level cache.
-  static __device__ __forceinline__ Quad join_all(const float* from, std::int64_t stride, int count,
-                                                  int d) {
-    Quad quad;
-    constexpr int kAtOnce = 8;
-    for (int first = 0; first < count; first += kAtOnce) {
-      float2 headers[kAtOnce];
-      float4 values[kAtOnce];
+
+  __device__ __forceinline__ void put(float* to, int tile, const TilePart<S>& part) const {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i >= count) continue;
-        const float* part = from + (first + i) * stride;
-        headers[i] = __ldcg(reinterpret_cast<const float2*>(part));
-        values[i] = __ldcg(reinterpret_cast<const float4*>(part + kPartHeader + d));
-      }
+    for (int j = 0; j < 2; ++j) {
+      const int column = TilePart<S>::column(tile, j);
+      if (column >= columns) continue;
+      if (threadIdx.x < 4) header(to, column) = make_float2(part.part[j].max, part.part[j].sum);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i < count) quad.add({headers[i].x, headers[i].y}, values[i]);
+      for (int m = 0; m < S::kDimTiles; ++m) {
+        if (TilePart<S>::dim_tile(m) >= dim_tiles) continue;
+        value(to, m, column) = make_float2(part.values[m][j], part.values[m][2 + j]);
       }
     }
-    return quad;
+  }
+
+  // `count` parts in ascending order, each `distance` floats behind the one before. Other blocks
+  // have written them: past the first-level cache.
+  __device__ __forceinline__ TilePart<S> join_all(float* from, std::int64_t distance, int count,
+                                                  int tile) const {
+    TilePart<S> total;
+    constexpr int kAtOnce = 4;  // 64 accesses of a thread under way hide most of their latency
+#pragma unroll 1
+    for (int done = 0; done < count; done += kAtOnce) {
+      TilePart<S> more[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (done + i < count) get(from + (done + i) * distance, tile, more[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (done + i < count) total.add(more[i]);
+      }
+    }
+    return total;
+  }
+
+ private:
+  __device__ __forceinline__ float2& header(float* part, int column) const {
+    return *reinterpret_cast<float2*>(part + column * kPartHeader);
+  }
+  __device__ __forceinline__ float2& value(float* part, int m, int column) const {
+    const int row = TilePart<S>::dim_tile(m) * 8 + TilePart<S>::row_of_tile();
+    return *reinterpret_cast<float2*>(part + columns * kPartHeader + (row * columns + column) * 2);
+  }
+  __device__ __forceinline__ void get(float* from, int tile, TilePart<S>& part) const {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int column = TilePart<S>::column(tile, j);
+      if (column >= columns) continue;
+      const float2 of_column = __ldcg(&header(from, column));
+      part.part[j] = {of_column.x, of_column.y};
+#pragma unroll
+      for (int m = 0; m < S::kDimTiles; ++m) {
+        if (TilePart<S>::dim_tile(m) >= dim_tiles) continue;
+        const float2 pair = __ldcg(&value(from, m, column));
+        part.values[m][j] = pair.x;
+        part.values[m][2 + j] = pair.y;
+      }
+    }
   }
 };
 
@@ -79,9 +184,9 @@ struct Parts {
 // be read. The counter is left at 0, for the next call.
 __device__ inline bool last_to_arrive(unsigned* counter, int expected) {
   __shared__ bool last;
-  __threadfence();
-  __syncthreads();  // all threads' parts have been written
+  __syncthreads();  // all threads' parts have been written; one thread's fences speak for them
   if (threadIdx.x == 0) {
+    __threadfence();
     last = atomicAdd(counter, 1u) + 1u == static_cast<unsigned>(expected);
     if (last) atomicExch(counter, 0u);
     __threadfence();

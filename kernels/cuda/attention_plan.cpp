@@ -12,6 +12,8 @@ constexpr int kPlainBlocks = 3;
 constexpr std::size_t kMaxScratchBytes = std::size_t{256} << 20;
 // What a processor sets aside for each block that it runs.
 constexpr std::size_t kReservedSharedBytes = 1024;
+// At most, of a block's fixed shared memory: units, headers and factors of columns.
+constexpr std::size_t kGeneratedStaticBytes = 1024;
 
 int divide_up(int n, int unit) { return (n + unit - 1) / unit; }
 
@@ -30,18 +32,21 @@ GeneratedPlan plan_generated(const AttentionSize& size, const AttentionDevice& d
   const int segment_rows = divide_up(size.num_rows, std::max(1, size.num_segments));
   plan.rows_per_unit = std::clamp(segment_rows, 1, kMaxColumns / plan.heads_per_unit);
   const int used = plan.rows_per_unit * plan.heads_per_unit;
-  plan.columns = used <= 8 ? 8 : used <= 16 ? 16 : kMaxColumns;
+  plan.columns = divide_up(used, 8) * 8;
 
-  const auto dim = static_cast<std::size_t>(padded_head_dim(size.head_dim));
-  const std::size_t ring = std::size_t{kSlices} * kStages * kSliceKeys * kStageColumns * 2;
-  plan.shared_bytes = ring + static_cast<std::size_t>(plan.columns) * dim * 2;
+  const int dim = padded_head_dim(size.head_dim);
+  const int scores = score_parts(dim) * score_pitch(dim) * static_cast<int>(sizeof(float));
+  // Probabilities, as two bf16 numbers each, change hands where warps share the columns.
+  const int weights = plan.columns > 8 ? step_keys(dim) * 4 : 0;
+  const int queries = steps_ahead(plan.columns) * dim * 2;
+  plan.shared_bytes = static_cast<std::size_t>(ring_stages(plan.columns) * kStageBytes +
+                                               plan.columns * (queries + scores + weights));
 
   // Blocks stay and walk over units and spans: as many as the processors run at a time.
   const std::size_t resident = (device.shared_bytes_per_block + kReservedSharedBytes) /
-                               (plan.shared_bytes + kReservedSharedBytes);
-  const int per_processor = plan.columns == kMaxColumns
-                                ? 1  // by registers
-                                : static_cast<int>(std::clamp<std::size_t>(resident, 1, 2));
+                               (plan.shared_bytes + kGeneratedStaticBytes + kReservedSharedBytes);
+  const int per_processor = static_cast<int>(std::clamp<std::size_t>(
+      resident, 1, static_cast<std::size_t>(generated_blocks(plan.columns))));
   const std::int64_t units = std::int64_t{size.num_rows} * size.num_kv_heads * plan.head_units;
   const std::int64_t spans =
       size.max_context > 0 ? span_of(static_cast<int>(size.max_context - 1)) + 1 : 1;

@@ -78,30 +78,42 @@ constexpr int span_begin(int span) {
   return kLongBegin + (span - kShortSpans - kMiddleSpans) * kLongSpan;
 }
 
-// Spans are joined in ascending order within a bundle of so many, then the bundles: in one step the
-// join of a long context would be the work of one block at the end.
-constexpr int kBundleSpans = 32;
+// Spans are joined in ascending order within a bundle of so many, then the bundles. One block at
+// the end joins either, so the two levels are to take about equally long at long contexts.
+constexpr int kBundleSpans = 16;
 constexpr int bundle_of(int index) { return span_of(index) / kBundleSpans; }
 constexpr int num_bundles(std::int64_t context) {
   return context > 0 ? bundle_of(static_cast<int>(context - 1)) + 1 : 0;
 }
 
 // Spans of one unit - rows and heads that a block works on together - meet in scratch memory, for
-// each bundle [kBundleParts][columns][kPartHeader + head_dim] fp32: its spans, then their join. The
-// header is {largest score, sum}.
+// each bundle [kBundleParts][columns * part_floats()] fp32: its spans, then their join. A column's
+// header is {largest score, sum}; its values are those of whole tiles of 16 dimensions.
 constexpr int kBundleParts = kBundleSpans + 1;
 constexpr int kPartHeader = 4;
-constexpr int part_floats(int head_dim) { return kPartHeader + head_dim; }
+constexpr int part_floats(int head_dim) { return kPartHeader + (head_dim + 15) / 16 * 16; }
 
-// A block owns up to `columns` pairs of row and head of one KV head. Four slices of it take turns
-// of 16 keys; with 32 columns a slice is two warps.
-constexpr int kSliceKeys = 16;
-constexpr int kSlices = 4;
-constexpr int kStages = 5;          // of a slice's ring
-constexpr int kStageColumns = 128;  // of head_dim, that a stage holds of kSliceKeys rows
+// A block owns up to `columns` pairs of row and head of one KV head, and streams keys and values
+// through a ring of stages, by turns the keys and the values of a step. What one stage less holds
+// is under way at any time: with the blocks of an H200's processor 64 to 128 KB, two to four times
+// what its share of the bandwidth takes at a latency of a microsecond. With few columns, which
+// means few rows and often few blocks, a block hides that latency by itself.
+constexpr int kGeneratedThreads = 128;
+constexpr int kStageBytes = 16 * 1024;
+constexpr int steps_ahead(int columns) { return columns <= 8 ? 2 : 1; }
+constexpr int ring_stages(int columns) { return 2 * steps_ahead(columns) + 1; }
+constexpr int step_keys(int padded_dim) { return kStageBytes / 2 / padded_dim; }
+// Of scores in shared memory, by keys: eight columns' pairs of keys lie in different banks.
+constexpr int score_pitch(int padded_dim) { return step_keys(padded_dim) + 8; }
+// Warps that share a tile of 16 keys, each with its part of the dimensions.
+constexpr int score_parts(int padded_dim) {
+  return kGeneratedThreads / 32 / (step_keys(padded_dim) / 16);
+}
+// On a processor with an H200's shared memory; what registers are set aside for.
+constexpr int generated_blocks(int columns) { return columns == 16 || columns == 24 ? 3 : 2; }
 
 struct GeneratedPlan {
-  int columns = 8;  // 8, 16 or 32: the kernel
+  int columns = 8;  // 8, 16, 24 or 32: the kernel
   int rows_per_unit = 1;
   int heads_per_unit = 1;
   int head_units = 1;  // units that share a KV head's query heads

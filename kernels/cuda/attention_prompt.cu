@@ -9,6 +9,7 @@
 // order, follow from cache indices alone, and a tile of which it sees nothing changes no bit.
 #include "kernels/cuda/attention_kernels.h"
 #include "kernels/cuda/attention_softmax.cuh"
+#include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace tandem::cuda {
@@ -239,6 +240,8 @@ __device__ __forceinline__ void write_tile(const ops::PagedAttentionArgs& a, con
 // Two blocks of 98816 bytes fit an H200's processor, one fits a GB10's.
 template <int kDim>
 __global__ void __launch_bounds__(kThreads, 2) attention_prompt_kernel(ops::PagedAttentionArgs a) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   extern __shared__ uint4 shared[];
   const Shared<kDim> s(shared);
   const int thread = static_cast<int>(threadIdx.x);
@@ -304,9 +307,11 @@ void attention_prompt(const CudaBackend& backend, const ops::PagedAttentionArgs&
   const PromptPlan plan = plan_prompt(size);
   const auto grid = static_cast<unsigned>(plan.grid);
   if (padded_head_dim(size.head_dim) == 128) {
-    launch(backend, attention_prompt_kernel<128>, grid, kThreads, plan.shared_bytes, args);
+    launch_overlapping(backend, attention_prompt_kernel<128>, grid, kThreads, plan.shared_bytes,
+                       args);
   } else {
-    launch(backend, attention_prompt_kernel<256>, grid, kThreads, plan.shared_bytes, args);
+    launch_overlapping(backend, attention_prompt_kernel<256>, grid, kThreads, plan.shared_bytes,
+                       args);
   }
 }
 

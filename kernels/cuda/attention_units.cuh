@@ -7,26 +7,38 @@
 
 namespace tandem::cuda {
 
-// What a block works on: some rows of a segment and some heads of a KV head, and one span or all.
-struct Unit {
+// What a block works on: some rows of a segment and some heads of a KV head, and one span of their
+// context.
+struct alignas(16) Unit {
   int slot = 0;
-  int first_row = 0, num_rows = 0;  // of the batch
+  int first_row = 0, num_rows = 0;  // of the batch; 0 rows: there is nothing more to do
+  int first_position = 0;           // of the first of them; rows of a segment are neighbours
   int kv_head = 0;
   int first_head = 0, num_heads = 0;
-  int last_index = 0;  // that the last of its rows sees
   int first_span = 0, num_spans = 1;
+  int span = 0;
   bool shared = false;                    // other blocks take its other spans
-  int span = 0;                           // if shared
   int first_bundle = 0, num_bundles = 0;  // in scratch memory, if shared
+
+  __device__ __forceinline__ int first_key() const { return span_begin(span); }
+  // Behind the last index of the span that one of the rows sees.
+  __device__ __forceinline__ int end() const {
+    return min(span_begin(span + 1), first_position + num_rows);
+  }
+  __device__ __forceinline__ bool has(const GeneratedPlan& plan, int column) const {
+    return column / plan.heads_per_unit < num_rows && column % plan.heads_per_unit < num_heads;
+  }
 };
 
 // Finds the items of work: of a shared segment the pairs of span and unit, the last spans, which
-// are the longest, first; of another one its units. All warps of a block walk alike.
+// are the longest, first; of another one its units, with their first span. All warps of a block
+// walk alike.
 class Walk {
  public:
   // `item` must not be below that of the call before. False: there are no more.
   __device__ bool find(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan, int item,
                        Unit& unit) {
+    if (item >= end_) return false;  // most blocks' last question, answered without a walk
     for (; segment_ < a.batch.num_segments; segment_ += kWarp) {
       const int index = segment_ + static_cast<int>(threadIdx.x % kWarp);
       const ops::Segment segment =
@@ -43,6 +55,9 @@ class Walk {
       const bool shared = spans > 1 && bundles_end <= plan.bundles;
       const int items = shared ? units * spans : units;
       const int items_end = items_ + sum_to_lane(items);
+      if (segment_ + kWarp >= a.batch.num_segments) {
+        end_ = __shfl_sync(kAllLanes, items_end, kWarp - 1);
+      }
       const unsigned holders = __ballot_sync(kAllLanes, item < items_end);
       if (holders == 0) {
         items_ = __shfl_sync(kAllLanes, items_end, kWarp - 1);
@@ -67,11 +82,11 @@ class Walk {
       unit.kv_head = heads / plan.head_units;
       unit.first_head = unit.kv_head * heads_of_kv + head;
       unit.num_heads = min(plan.heads_per_unit, heads_of_kv - head);
-      unit.last_index = start_position + row + unit.num_rows - 1;
+      unit.first_position = start_position + row;
       unit.first_span = first_span;
       unit.num_spans = held(spans);
       unit.shared = held(shared ? 1 : 0) != 0;
-      unit.span = first_span + unit.num_spans - 1 - offset / num_units;
+      unit.span = unit.shared ? first_span + unit.num_spans - 1 - offset / num_units : first_span;
       unit.num_bundles = held(bundles);
       unit.first_bundle = held(bundles_end - bundles_needed) + number * unit.num_bundles;
       return true;
@@ -80,6 +95,7 @@ class Walk {
   }
 
  private:
+  int end_ = 0x7fffffff;         // of all items, once it is known
   int segment_ = 0;              // the first of those in the lanes
   int items_ = 0, bundles_ = 0;  // before it
 };

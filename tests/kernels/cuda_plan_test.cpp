@@ -127,25 +127,28 @@ TEST(AttentionPlan, SpansCoverTheContextInOrder) {
     ASSERT_LT(span_begin(span), span_begin(span + 1));
     ASSERT_EQ(span_of(span_begin(span)), span);
     ASSERT_EQ(span_of(span_begin(span + 1) - 1), span);
-    ASSERT_EQ(span_begin(span) % (kSlices * kSliceKeys), 0) << "slices keep their keys";
+    ASSERT_EQ(span_begin(span) % step_keys(128), 0) << "steps are whole";
   }
   EXPECT_EQ(num_bundles(0), 0);
-  EXPECT_EQ(num_bundles(kMiddleBegin), 1);
-  EXPECT_EQ(num_bundles(kMiddleBegin + 1), 2);
+  EXPECT_EQ(num_bundles(kShortSpan * kBundleSpans), 1);
+  EXPECT_EQ(num_bundles(kShortSpan * kBundleSpans + 1), 2);
 }
 
 TEST(AttentionPlan, UnitsHoldTheRowsOfASegment) {
   for (const auto& [rows, segments, columns, per_unit] :
-       {std::tuple{1, 1, 8, 1}, {8, 8, 8, 1}, {8, 4, 16, 2}, {16, 4, 32, 4}, {64, 1, 32, 5}}) {
+       {std::tuple{1, 1, 8, 1}, {8, 8, 8, 1}, {8, 4, 16, 2}, {16, 4, 24, 4}, {64, 1, 32, 5}}) {
     for (const AttentionDevice& device : {kHopper, kSpark}) {
       const GeneratedPlan plan = plan_generated(generated_rows(rows, segments), device);
       EXPECT_EQ(plan.columns, columns);
       EXPECT_EQ(plan.rows_per_unit, per_unit);
       EXPECT_LE(plan.rows_per_unit * plan.heads_per_unit, plan.columns);
       EXPECT_LE(plan.shared_bytes, device.shared_bytes_per_block);
-      EXPECT_LE(plan.grid, 2 * device.num_processors);
+      EXPECT_EQ(plan.grid % device.num_processors, 0);
       EXPECT_GE(plan.grid, device.num_processors);
     }
+    // As many blocks stay as registers have been set aside for: shared memory allows them.
+    const GeneratedPlan plan = plan_generated(generated_rows(rows, segments), kHopper);
+    EXPECT_EQ(plan.grid, generated_blocks(columns) * kHopper.num_processors);
   }
   AttentionSize many_heads = generated_rows(3, 1);
   many_heads.group = 40;
