@@ -138,7 +138,7 @@ struct Parts {
   __device__ __forceinline__ TilePart<S> join_all(float* from, std::int64_t distance, int count,
                                                   int tile) const {
     TilePart<S> total;
-    constexpr int kAtOnce = 4;  // 64 accesses of a thread under way hide most of their latency
+    constexpr int kAtOnce = S::kTiles > 1 ? 4 : 8;  // as registers allow: each round is a latency
 #pragma unroll 1
     for (int done = 0; done < count; done += kAtOnce) {
       TilePart<S> more[kAtOnce];

@@ -53,7 +53,7 @@ class SpanStream {
  public:
   __device__ SpanStream(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan,
                         const Shared<S>& s)
-      : a_(a), plan_(plan), s_(s), item_(static_cast<int>(blockIdx.x)) {
+      : a_(a), plan_(plan), s_(s) {
     now_ = look_ahead();
     for (int step = 0; step < S::kAhead; ++step) {
       __syncthreads();  // the step's unit can be seen
@@ -150,6 +150,14 @@ class SpanStream {
     return step;
   }
 
+  // Items of one length lie beside each other, the longest first. Every other turn goes through the
+  // blocks backwards: who has taken the longest of one turn takes the shortest of the next.
+  __device__ __forceinline__ int next_item() {
+    const auto blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    const int place = turns_ % 2 == 0 ? block : blocks - 1 - block;
+    return turns_++ * blocks + place;
+  }
+
   __device__ void next_span() {
     Unit* place = s_.units + found_ % Shared<S>::kUnits;
     Unit unit;
@@ -158,8 +166,7 @@ class SpanStream {
       unit = s_.units[(found_ - 1) % Shared<S>::kUnits];
       ++unit.span;
     } else {
-      done_ = !walk_.find(a_, plan_, item_, unit);
-      item_ += static_cast<int>(gridDim.x);
+      done_ = !walk_.find(a_, plan_, next_item(), unit);
       if (done_) unit.num_rows = 0;
       spans_left_ = unit.shared || done_ ? 0 : unit.num_spans - 1;
       slot_ = unit.slot;
@@ -175,7 +182,7 @@ class SpanStream {
   const GeneratedPlan& plan_;
   const Shared<S>& s_;
   Walk walk_;
-  int item_;            // that is looked for next
+  int turns_ = 0;       // items taken so far
   bool done_ = false;   // there is none
   int spans_left_ = 0;  // of a unit that is not shared
   int slot_ = 0, kv_head_ = 0;

@@ -424,6 +424,33 @@ TEST(PagedAttention, RowsDoNotDependOnTheirBatch) {
   }
 }
 
+// Rows of a segment share its keys: as many as there are, they are the rows that each is alone.
+// Groups of six heads, whose columns fill no tile of eight.
+TEST(PagedAttention, RowsOfASegmentAreThoseOfEachAlone) {
+  const auto backend = test_backend(2);
+  for (const int dim : {64, 256}) {
+    Cache cache = filled_cache(16, {6, 1, dim});
+    for (const Kind& kind : kKinds) {
+      const Options options{.row_class = kind.row_class};
+      std::vector<float> alone;
+      for (int position = 252; position < 258; ++position) {
+        const auto row = attend(*backend, kind.dtype, cache, {{1, position}}, options);
+        alone.insert(alone.end(), row.begin(), row.end());
+      }
+      for (int count = 2; count <= 6; ++count) {
+        std::vector<Row> rows;
+        for (int i = 0; i < count; ++i) rows.push_back({1, 252 + i});
+        const std::size_t size = alone.size() / 6 * rows.size();
+        const std::vector<float> expected(alone.begin(),
+                                          alone.begin() + static_cast<std::ptrdiff_t>(size));
+        EXPECT_EQ(first_difference(expected, attend(*backend, kind.dtype, cache, rows, options)),
+                  "")
+            << count << " rows of " << dim;
+      }
+    }
+  }
+}
+
 TEST(PagedAttention, PageSizeDoesNotMatter) {
   const auto backend = test_backend(2);
   Cache reference = filled_cache(64);
