@@ -60,11 +60,14 @@ def profile_text(batch, profile):
 
 def agreement_text(name, tokens, reference):
     return (f"- {name}: the first {leading_agreement(tokens, reference)} of {len(reference)} "
-            "tokens of the first prompt equal tandem's at batch 1")
+            "tokens of the first prompt equal tandem's")
 
 
-def followed_text(ours, theirs, gaps):
-    """ours, theirs: log-probabilities of tandem's tokens; gaps: theirs below their best logit."""
+def followed_text(ours, followed):
+    """ours: tandem's log-probabilities of its tokens; followed: transformers' view of them."""
+    if "failed" in followed:
+        return f"- tandem's tokens given to transformers: {followed['failed']}"
+    theirs, gaps = followed["logprobs"], followed["gaps"]
     differences = sorted(abs(a - b) for a, b in zip(ours, theirs))
     first_choice = sum(gap == 0 for gap in gaps)
     return (f"- tandem's tokens given to transformers: {first_choice} of {len(gaps)} are its first "

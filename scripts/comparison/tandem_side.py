@@ -141,4 +141,4 @@ def read_logprobs(path, new_tokens):
     """(completion ids, their log-probabilities) of the only request."""
     with h5py.File(path) as file:
         check_requests(file, path, new_tokens)
-        return file["tokens/completion_ids"][:].tolist(), file["tokens/logprob"][:]
+        return file["tokens/completion_ids"][:].tolist(), file["tokens/logprob"][:].tolist()

@@ -245,7 +245,7 @@ def follow(model, prompt, completion):
     """What the model thinks of tokens that another program chose after the same text.
 
     One pass over prompt and completion; logits in FP32 from the BF16 hidden states, since BF16
-    logits tie. Returns per token its log-probability, and by how much its logit misses the best."""
+    logits tie. Per token: its log-probability, and by how much its logit misses the best."""
     ids = torch.tensor([[*prompt, *completion[:-1]]], device=model.device)
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     hidden = hidden[0, len(prompt) - 1:].float()
@@ -254,4 +254,5 @@ def follow(model, prompt, completion):
     chosen = torch.tensor(completion, device=model.device)[:, None]
     logits_of_chosen = logits.gather(1, chosen)[:, 0]
     logprobs = logits_of_chosen - logits.logsumexp(1)
-    return logprobs.tolist(), (logits.max(1).values - logits_of_chosen).tolist()
+    return {"logprobs": logprobs.tolist(),
+            "gaps": (logits.max(1).values - logits_of_chosen).tolist()}

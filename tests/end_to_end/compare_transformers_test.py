@@ -60,6 +60,10 @@ class CompareTransformersTest(TandemTest):
             # Finite logits: NaN would give one and the same token for ever.
             self.assertGreater(len(set(level["tokens"]["p0"])), NEW_TOKENS // 2)
         self.assertEqual(measured["tandem"]["1"]["tokens"], measured["tandem"]["2"]["tokens"])
+        reference = measured["reference"]
+        self.assertTrue(reference["same_in_all_batches"])
+        self.assertEqual(reference["tokens"], measured["tandem"]["1"]["tokens"]["p0"])
+        self.assertTrue(all(-30 < p < 0 for p in reference["logprobs"]), reference["logprobs"])
         self.assertGreater(len(list((folder / "work/checkpoint-4-layers").glob("*.safetensors"))), 2)
         verified = subprocess.run([BINARY, "inspect", "--verify", folder / "work/checkpoint-4-layers"],
                                   capture_output=True, text=True)
@@ -175,7 +179,8 @@ class CompareTransformersTest(TandemTest):
             "| transformers, prefill tok/s (ratio) | 2000 (0.50 x) | 2000 (2.00 x) |"]))
         self.assertEqual(report.leading_agreement([1, 2, 3], [1, 2, 4]), 2)
         self.assertEqual(report.leading_agreement([1, 2], [1, 2, 4]), 2)
-        text = report.followed_text([-1.0, -2.0, -3.0], [-1.5, -2.0, -3.25], [0.0, 0.125, 0.0])
+        text = report.followed_text([-1.0, -2.0, -3.0], {"logprobs": [-1.5, -2.0, -3.25],
+                                                         "gaps": [0.0, 0.125, 0.0]})
         for part in ("2 of 3", "0.125 below", "0.5000 (first token)", "0.2500 (median)",
                      "0.5000 (largest)"):
             self.assertIn(part, text)
