@@ -4,6 +4,9 @@
 // running rescale. Threads take blocks of rows, which share keys and values in the cache; when
 // there are too few blocks for the threads (few rows, long contexts), they take partitions, whose
 // results wait in the backend's shared scratch to be combined in the same order.
+//
+// FP8 keys and values are decoded a few at a time, once for all heads of the group; a key's scale
+// multiplies its scores, a value's its probabilities.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/paged_attention.cpp"
 #include <hwy/foreach_target.h>
@@ -12,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/dot-inl.h"
@@ -48,6 +52,10 @@ struct AttentionScratch {
   Partial partial[ops::kMaxHeadGroup];
   Partial state[ops::kMaxHeadGroup];  // [rows of the block][heads of the group]
   std::int64_t entries[kPartition];   // where the partition's keys and values lie
+  // FP8: codes of a few entries as numbers, and the partition's scales.
+  float decoded[kKeysAtOnce * ops::kMaxHeadDim];
+  float k_scales[kPartition];
+  float v_scales[kPartition];
 };
 static_assert(sizeof(AttentionScratch) <= kThreadScratchBytes);
 
@@ -119,10 +127,51 @@ HWY_INLINE void fetch_ahead(const TPage* pages, const std::int64_t* entries, int
   }
 }
 
+// dots[i][h] of `keys` keys, one page's neighbours or decoded, with the queries of a group.
+template <class TPage>
+HWY_INLINE void dot_keys(const TPage* k, int keys, int dim, int group, AttentionScratch& s) {
+  std::fill_n(s.lanes, keys * group * kLanes, 0.0f);
+  dot_block<Ahead::kNothing>(k, dim, keys, {s.q, dim, group}, dim, s.lanes);
+  reduce16(s.lanes, keys * group, s.dots);
+}
+
+HWY_INLINE void decode(const e4m3* codes, int dim, float* out) {
+  for (int d = 0; d < dim; d += kLanes) store16(load16(codes + d), out + d);
+}
+
+// partials[h].acc += scores[h][n] times the n values at s.entries.
+template <class TPage>
+void weigh_values(const TPage* v_pages, int group, int dim, int n, AttentionScratch& s,
+                  Partial* partials) {
+  constexpr std::int64_t kStride = sizeof(Partial) / sizeof(float);
+  matmul({s.scores, kPartition, 1}, GatheredRows<TPage>{v_pages, s.entries}, group, dim, n,
+         partials[0].acc, kStride);
+}
+
+// The same sums in the same order: matmul() adds to what is there.
+void weigh_values(const e4m3* v_pages, int group, int dim, int n, AttentionScratch& s,
+                  Partial* partials) {
+  constexpr std::int64_t kStride = sizeof(Partial) / sizeof(float);
+  for (int j = 0; j < n; j += kKeysAtOnce) {
+    const int values = std::min(n - j, kKeysAtOnce);
+    for (int i = 0; i < values; ++i) decode(v_pages + s.entries[j + i], dim, s.decoded + i * dim);
+    matmul({s.scores + j, kPartition, 1}, StridedRows<float>{s.decoded, dim}, group, dim, values,
+           partials[0].acc, kStride);
+  }
+}
+
+// scores[h][j] *= scales[j]
+void scale_terms(const float* scales, int group, int n, float* scores) {
+  for (int h = 0; h < group; ++h) {
+    for (int j = 0; j < n; ++j) scores[h * kPartition + j] *= scales[j];
+  }
+}
+
 // partials[h] for the heads h of one row that read `kv_head`, over the row's keys in a partition.
 template <class T, class TPage>
 void attend(const ops::PagedAttentionArgs& a, int row, int kv_head, int partition,
             AttentionScratch& s, Partial* partials) {
+  constexpr bool kCodes = std::is_same_v<TPage, e4m3>;
   const ops::KvPages& pages = a.pages;
   const int dim = pages.head_dim;
   const int group = a.num_heads / pages.num_kv_heads;
@@ -134,7 +183,14 @@ void attend(const ops::PagedAttentionArgs& a, int row, int kv_head, int partitio
     for (int h = 0; h < group; ++h) clear(partials[h], dim);
     return;
   }
-  for (int j = 0; j < n; ++j) s.entries[j] = page_entry(a.batch, pages, slot, begin + j, kv_head);
+  for (int j = 0; j < n; ++j) {
+    const std::int64_t entry = page_row(a.batch, pages, slot, begin + j, kv_head);
+    s.entries[j] = entry * dim;
+    if constexpr (kCodes) {
+      s.k_scales[j] = row_scale(pages.format, pages.k_scales, entry, kv_head);
+      s.v_scales[j] = row_scale(pages.format, pages.v_scales, entry, kv_head);
+    }
+  }
 
   const T* q = static_cast<const T*>(a.q) +
                (std::int64_t{row} * a.num_heads + std::int64_t{kv_head} * group) * dim;
@@ -149,9 +205,12 @@ void attend(const ops::PagedAttentionArgs& a, int row, int kv_head, int partitio
     // The next keys, and the values that these scores will weight.
     fetch_ahead(k_pages, s.entries, j + keys, std::min(n, j + 2 * keys), dim);
     fetch_ahead(v_pages, s.entries, j, j + keys, dim);
-    std::fill_n(s.lanes, keys * group * kLanes, 0.0f);
-    dot_block<Ahead::kNothing>(k_pages + s.entries[j], dim, keys, {s.q, dim, group}, dim, s.lanes);
-    reduce16(s.lanes, keys * group, s.dots);
+    if constexpr (kCodes) {
+      decode(k_pages + s.entries[j], keys * dim, s.decoded);
+      dot_keys(s.decoded, keys, dim, group, s);
+    } else {
+      dot_keys(k_pages + s.entries[j], keys, dim, group, s);
+    }
     for (int i = 0; i < keys; ++i) {
       for (int h = 0; h < group; ++h) {
         s.scores[h * kPartition + j + i] = s.dots[i * group + h] * a.scale;
@@ -159,12 +218,13 @@ void attend(const ops::PagedAttentionArgs& a, int row, int kv_head, int partitio
     }
     j += keys;
   }
+  if constexpr (kCodes) scale_terms(s.k_scales, group, n, s.scores);
   for (int h = 0; h < group; ++h) {
     softmax_terms(s.scores + h * kPartition, n, partials[h]);
     std::fill_n(partials[h].acc, dim, 0.0f);
   }
-  matmul({s.scores, kPartition, 1}, GatheredRows<TPage>{v_pages, s.entries}, group, dim, n,
-         partials[0].acc, sizeof(Partial) / sizeof(float));
+  if constexpr (kCodes) scale_terms(s.v_scales, group, n, s.scores);
+  weigh_values(v_pages, group, dim, n, s, partials);
 }
 
 template <class T>
@@ -208,14 +268,17 @@ void attend_block(const ops::PagedAttentionArgs& a, const RowBlock& block, Atten
 }
 
 // The three entry points, for any pair of types.
+template <class T, class Function>
+HWY_INLINE void with_page_type(const ops::PagedAttentionArgs& a, const Function& function) {
+  if (ops::is_fp8(a.pages.format)) return function.template run<T, e4m3>();
+  if (a.pages.format == ops::KvFormat::kF32) return function.template run<T, float>();
+  function.template run<T, bf16>();
+}
+
 template <class Function>
 HWY_INLINE void with_types(const ops::PagedAttentionArgs& a, const Function& function) {
-  const bool wide = a.dtype == DType::kF32;
-  const bool wide_pages = a.pages.dtype == DType::kF32;
-  if (wide && wide_pages) return function.template run<float, float>();
-  if (wide) return function.template run<float, bf16>();
-  if (wide_pages) return function.template run<bf16, float>();
-  function.template run<bf16, bf16>();
+  if (a.dtype == DType::kF32) return with_page_type<float>(a, function);
+  with_page_type<bf16>(a, function);
 }
 
 struct AttendBlock {

@@ -4,18 +4,23 @@
 #include <cstdint>
 
 #include "base/error.h"
-#include "kernels/ops/attention_prep.h"
 #include "kernels/ops/batch_view.h"
+#include "kernels/ops/kv_pages.h"
 
 namespace tandem::cpu {
 
-// Offset in elements, in either plane, of KV head h at cache index `index` of a slot.
-inline std::int64_t page_entry(const ops::BatchView& batch, const ops::KvPages& pages,
-                               std::int32_t slot, std::int32_t index, int h) {
+// Row, in either plane of pages and of dynamic scales, of KV head h at cache index `index` of a
+// slot.
+inline std::int64_t page_row(const ops::BatchView& batch, const ops::KvPages& pages,
+                             std::int32_t slot, std::int32_t index, int h) {
   const std::int64_t page =
       batch.page_table[std::int64_t{slot} * batch.pages_per_sequence + index / pages.page_tokens];
-  return ((page * pages.num_kv_heads + h) * pages.page_tokens + index % pages.page_tokens) *
-         pages.head_dim;
+  return (page * pages.num_kv_heads + h) * pages.page_tokens + index % pages.page_tokens;
+}
+
+// FP8: the scale of a row of KV head h.
+inline float row_scale(ops::KvFormat format, const float* scales, std::int64_t row, int h) {
+  return scales[format == ops::KvFormat::kFp8Dynamic ? row : h];
 }
 
 // Before a parallel region, which no exception may leave: every row's entry lies in a page that

@@ -77,6 +77,31 @@ HWY_INLINE F32x16 load16(const bf16* x) {
   return y;
 }
 
+// By integers and one subtraction: multiplying subnormal numbers up is slow on many processors.
+HWY_INLINE F32x16 load16(const e4m3* x) {
+  const hn::Rebind<std::uint8_t, PartTag> code_tag;
+  const hn::Rebind<std::uint32_t, PartTag> wide_tag;
+  const auto subnormals = hn::Set(wide_tag, 8u);
+  const auto nan = hn::Set(wide_tag, 0x7fu);
+  F32x16 y;
+  TANDEM_FOR_PARTS {
+    const auto codes = hn::PromoteTo(
+        wide_tag, hn::LoadU(code_tag, reinterpret_cast<const std::uint8_t*>(x) + p * kPartLanes));
+    const auto magnitude = hn::And(codes, nan);
+    const auto digits = hn::ShiftLeft<20>(magnitude);
+    // 2^-6 (1 + m / 8) - 2^-6 where the exponent is 0; the bias moved from 7 to 127 elsewhere.
+    const auto small = hn::BitCast(
+        wide_tag, hn::Sub(hn::BitCast(PartTag(), hn::Add(digits, hn::Set(wide_tag, 121u << 23))),
+                          hn::Set(PartTag(), 0x1p-6f)));
+    auto bits = hn::IfThenElse(hn::Lt(magnitude, subnormals), small,
+                               hn::Add(digits, hn::Set(wide_tag, 120u << 23)));
+    bits = hn::IfThenElse(hn::Eq(magnitude, nan), hn::Set(wide_tag, 0x7fc00000u), bits);
+    const auto sign = hn::ShiftLeft<24>(hn::AndNot(nan, codes));
+    y.part[p] = hn::BitCast(PartTag(), hn::Or(bits, sign));
+  }
+  return y;
+}
+
 HWY_INLINE void store16(const F32x16& x, float* y) {
   TANDEM_FOR_PARTS hn::StoreU(x.part[p], PartTag(), y + p * kPartLanes);
 }

@@ -1,7 +1,10 @@
-// Paged attention by fp32 multiply-adds, for F32 queries or pages. A block owns one row and up to 8
-// query heads of a KV head. Inside a partition a thread owns one key (its dot products run over the
-// dimensions in ascending order), then one dimension (its sum runs over the keys in ascending
-// order). Blocks may share a row's spans, which a second kernel then joins.
+// Paged attention by fp32 multiply-adds, for F32 queries or pages, and FP8 pages. A
+// block owns one row and up to 8 query heads of a KV head. Inside a partition a thread owns one key
+// (its dot products run over the dimensions in ascending order), then one dimension (its sum runs
+// over the keys in ascending order). Blocks may share a row's spans, which a second kernel then
+// joins.
+#include <type_traits>
+
 #include "kernels/cuda/attention_kernels.h"
 #include "kernels/cuda/attention_softmax.cuh"
 #include "kernels/cuda/device/pages.cuh"
@@ -33,7 +36,9 @@ template <class TPage>
 __device__ void attend(const ops::PagedAttentionArgs& a, const PlainBlock& b, int partition,
                        const float* q, float* scores, SoftmaxPart (&parts)[kHeads],
                        float (&values)[kHeads]) {
+  constexpr bool kCodes = std::is_same_v<TPage, e4m3>;
   __shared__ std::int64_t entries[kThreads];
+  __shared__ float v_scales[kCodes ? kThreads : 1];
   __shared__ SoftmaxPart of_head[kHeads];
   const int thread = static_cast<int>(threadIdx.x);
   const int dim = a.pages.head_dim;
@@ -41,8 +46,15 @@ __device__ void attend(const ops::PagedAttentionArgs& a, const PlainBlock& b, in
   const bool seen = index >= a.first_index && index < b.end;
   __syncthreads();  // scores and entries of the partition before have been used
   float dots[kHeads] = {};
+  float factor = a.scale * kLog2E;
   if (seen) {
-    entries[thread] = page_entry(a.batch, a.pages, b.slot, index, b.kv_head);
+    const std::int64_t row = entry_row(a.batch, a.pages, b.slot, index, b.kv_head);
+    entries[thread] = row * dim;
+    if constexpr (kCodes) {
+      const std::int64_t scale = scale_index(a.pages.format, row, b.kv_head);
+      factor *= a.pages.k_scales[scale];
+      v_scales[thread] = a.pages.v_scales[scale];
+    }
     const TPage* key = static_cast<const TPage*>(a.pages.k_pages) + entries[thread];
     for (int d = 0; d < dim; ++d) {
       const float k = load_float(key + d);
@@ -52,7 +64,7 @@ __device__ void attend(const ops::PagedAttentionArgs& a, const PlainBlock& b, in
   }
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
-    scores[h * kThreads + thread] = seen ? dots[h] * (a.scale * kLog2E) : -kInfinity;
+    scores[h * kThreads + thread] = seen ? dots[h] * factor : -kInfinity;
   }
   __syncthreads();
   // A warp a head.
@@ -65,6 +77,8 @@ __device__ void attend(const ops::PagedAttentionArgs& a, const PlainBlock& b, in
     const float term = own[j] == -kInfinity ? 0.0f : exp2f(own[j] - largest);
     own[j] = term;
     sum += term;
+    // What nobody sees has no scale; its probability is not looked at either.
+    if constexpr (kCodes) own[j] = term == 0.0f ? 0.0f : term * v_scales[j];
   }
   sum = warp_sum(sum);
   if (thread % kWarp == 0) of_head[thread / kWarp] = {largest, sum};
@@ -171,7 +185,7 @@ void attention_plain(const CudaBackend& backend, const ops::PagedAttentionArgs& 
                   static_cast<unsigned>(plan.splits));
   const auto spans = static_cast<int>(num_plain_spans(size.max_context));
   with_float_type(args.dtype, [&](auto type) {
-    with_float_type(args.pages.dtype, [&](auto page) {
+    with_page_type(args.pages.format, [&](auto page) {
       launch(backend, attention_plain_kernel<decltype(type), decltype(page)>, grid, kThreads,
              plan.shared_bytes, args, plan, spans);
     });

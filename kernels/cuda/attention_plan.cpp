@@ -19,8 +19,8 @@ int divide_up(int n, int unit) { return (n + unit - 1) / unit; }
 
 }  // namespace
 
-AttentionPath attention_path(DType dtype, DType page_dtype, ops::RowClass row_class) {
-  if (dtype != DType::kBF16 || page_dtype != DType::kBF16) return AttentionPath::kPlain;
+AttentionPath attention_path(DType dtype, ops::KvFormat pages, ops::RowClass row_class) {
+  if (dtype != DType::kBF16 || pages != ops::KvFormat::kBf16) return AttentionPath::kPlain;
   return row_class == ops::RowClass::kPrompt ? AttentionPath::kPrompt : AttentionPath::kGenerated;
 }
 

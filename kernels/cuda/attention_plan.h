@@ -25,7 +25,7 @@ namespace tandem::cuda {
 
 enum class AttentionPath { kGenerated, kPrompt, kPlain };
 
-AttentionPath attention_path(DType dtype, DType page_dtype, ops::RowClass row_class);
+AttentionPath attention_path(DType dtype, ops::KvFormat pages, ops::RowClass row_class);
 
 // What a plan is made from; row counts may change between calls, nothing else.
 struct AttentionSize {

@@ -9,6 +9,7 @@
 #include "base/types.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_error.h"
+#include "kernels/ops/kv_pages.h"
 
 namespace tandem::cuda {
 
@@ -74,6 +75,16 @@ void with_float_type(DType dtype, const Function& function) {
     function(float{});
   } else {
     function(bf16{});
+  }
+}
+
+// The same for what pages hold; both formats of FP8 are E4M3.
+template <class Function>
+void with_page_type(ops::KvFormat format, const Function& function) {
+  if (ops::is_fp8(format)) {
+    function(e4m3{});
+  } else {
+    with_float_type(ops::kv_dtype(format), function);
   }
 }
 

@@ -18,7 +18,7 @@ void paged_attention(CudaBackend& backend, const ops::PagedAttentionArgs& args) 
   const std::int64_t max_context =
       std::int64_t{args.batch.pages_per_sequence} * args.batch.page_tokens;
   TANDEM_CHECK(max_context <= kMaxContext, "a page table that spans {} tokens", max_context);
-  const AttentionSize size{.path = attention_path(args.dtype, pages.dtype, args.batch.row_class),
+  const AttentionSize size{.path = attention_path(args.dtype, pages.format, args.batch.row_class),
                            .num_rows = args.batch.num_rows,
                            .num_segments = args.batch.num_segments,
                            .num_kv_heads = pages.num_kv_heads,

@@ -6,24 +6,14 @@
 #include "base/types.h"
 #include "kernels/backend.h"
 #include "kernels/ops/batch_view.h"
+#include "kernels/ops/kv_pages.h"
 
 namespace tandem::ops {
 
-// Pages of one attention layer. Two planes of the same layout.
-//   k_pages, v_pages: [num_pages, num_kv_heads, page_tokens, head_dim], BF16 or F32
-struct KvPages {
-  void* k_pages = nullptr;
-  void* v_pages = nullptr;
-  DType dtype = DType::kBF16;
-  int num_pages = 0;
-  int num_kv_heads = 0;  // of this rank
-  int page_tokens = 0;
-  int head_dim = 0;
-};
-
 // Per head: RMSNorm (zero-centred) of q and k, then rotary embedding of the first `rotary_dim`
 // dimensions (rotate-half pairing j, j + rotary_dim/2; Su et al. 2021), fp32 inside, one rounding.
-// Rows of v and of the normed, rotated k go to the pages at index positions[r].
+// Rows of v and of the normed, rotated k go to the pages at index positions[r]; FP8 codes are made
+// of the fp32 values. What is stored depends on the row's own values only.
 //   angle = (positions[r] + rope_offset) * inv_freq[j], in fp32
 struct AttentionPrepArgs {
   BatchView batch;

@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/types.h"
-#include "kernels/ops/attention_prep.h"
 #include "kernels/ops/batch_view.h"
+#include "kernels/ops/kv_pages.h"
 #include "kernels/ops/limits.h"
 
 namespace tandem::ops {
@@ -39,9 +39,10 @@ inline void check_pages(const KvPages& pages, const BatchView& batch, int num_he
                "{} heads on {} KV heads", num_heads, pages.num_kv_heads);
   TANDEM_CHECK(pages.page_tokens > 0 && pages.page_tokens == batch.page_tokens,
                "pages of {} tokens, page table of {}", pages.page_tokens, batch.page_tokens);
-  check_float_dtype(pages.dtype, "pages");
   check_present(pages.k_pages, "k_pages");
   check_present(pages.v_pages, "v_pages");
+  TANDEM_CHECK(!is_fp8(pages.format) || (pages.k_scales != nullptr && pages.v_scales != nullptr),
+               "FP8 pages without scales");
   check_present(batch.page_table, "page_table");
 }
 

@@ -70,7 +70,43 @@ constexpr bf16 to_bf16(float x) {
 float f16_to_float(std::uint16_t bits);
 
 // FP8 E4M3FN (OCP): bias 7, max 448, 0x7f/0xff NaN, no infinity.
+struct e4m3 {
+  std::uint8_t code = 0;
+};
+
+inline constexpr float kE4m3Max = 448.0f;
+
+constexpr float to_float(e4m3 x) {
+  const std::uint32_t sign = (x.code & 0x80u) << 24;
+  const std::uint32_t magnitude = x.code & 0x7fu;
+  if (magnitude == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
+  // Exponent and mantissa land in binary32's fields; the product moves the bias from 7 to 127.
+  const float value = std::bit_cast<float>(magnitude << 20) * 0x1p120f;
+  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
+}
+
 float e4m3_to_float(std::uint8_t code);
+
+// Round to nearest, ties to even; beyond 448 it saturates; NaN stays NaN.
+constexpr e4m3 to_e4m3(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t sign = (bits >> 24) & 0x80u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  std::uint32_t code = 0;
+  if (magnitude > 0x7f800000u) {
+    code = 0x7fu;
+  } else if (magnitude >= std::bit_cast<std::uint32_t>(kE4m3Max)) {
+    code = 0x7eu;
+  } else if (magnitude < std::bit_cast<std::uint32_t>(0x1p-6f)) {
+    // Subnormal codes are multiples of 2^-9, to which a sum with 2^14 rounds.
+    const float sum = std::bit_cast<float>(magnitude) + 0x1p14f;
+    code = std::bit_cast<std::uint32_t>(sum) - std::bit_cast<std::uint32_t>(0x1p14f);
+  } else {
+    // Drops 20 bits of the mantissa and moves the exponent's bias from 127 to 7.
+    code = ((magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20) - (120u << 3);
+  }
+  return e4m3{static_cast<std::uint8_t>(sign | code)};
+}
 // E8M0: 2^(code-127); 255 is NaN.
 float e8m0_to_float(std::uint8_t code);
 // E2M1 magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6; bit 3 is the sign. Uses the low nibble.

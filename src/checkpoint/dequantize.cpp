@@ -226,6 +226,16 @@ float read_weight_factor(const Checkpoint& checkpoint, const WeightLayout& layou
   return weight.global_scale;
 }
 
+std::vector<float> read_scale_tensor(const Checkpoint& checkpoint, const std::string& name) {
+  const auto bytes = read_tensor(checkpoint, name);
+  const DType dtype = checkpoint.find(name)->dtype;
+  std::vector<float> scales(bytes.size() / dtype_bytes(dtype));
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    scales[i] = read_scale(bytes.data(), dtype, static_cast<std::int64_t>(i));
+  }
+  return scales;
+}
+
 LoadedWeight load_weight(const Checkpoint& checkpoint, const WeightLayout& layout) {
   LoadedWeight loaded;
   loaded.view = weight_without_data(layout);

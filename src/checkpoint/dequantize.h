@@ -48,6 +48,8 @@ float read_global_scale(const Checkpoint& checkpoint, const WeightLayout& layout
 // The one factor of a whole weight: its second-level scale, or the scale of FP8 per tensor; 1
 // otherwise. Throws Error{kConfiguration} if it is not usable (see scan_weight).
 float read_weight_factor(const Checkpoint& checkpoint, const WeightLayout& layout);
+// All elements of a small F32, BF16 or F16 tensor.
+std::vector<float> read_scale_tensor(const Checkpoint& checkpoint, const std::string& name);
 
 // out[(n - row_begin) * cols + k] = W[n, k] for row_begin <= n < row_end.
 void dequantize_rows(const QuantizedWeight& w, std::int64_t row_begin, std::int64_t row_end,

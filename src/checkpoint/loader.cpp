@@ -178,9 +178,11 @@ class Loader::Binder {
   }
 
   void check_leftovers() {
+    // Of use with an FP8 cache only, and then read by whoever builds the cache (kv_scales.h).
+    const std::set<std::string> kv_scales(formats_.kv_scales.begin(), formats_.kv_scales.end());
     std::vector<std::int64_t> num_ignored(options_.ignore.size(), 0);
     for (const auto& [name, entry] : checkpoint_.tensors()) {
-      if (used_.contains(name)) continue;
+      if (used_.contains(name) || kv_scales.contains(name)) continue;
       const auto pattern =
           std::find_if(options_.ignore.begin(), options_.ignore.end(),
                        [&name = name](const IgnorePattern& p) { return glob_match(p.glob, name); });

@@ -22,6 +22,7 @@ using Rule = QuantDeclaration::Rule;
 
 struct QuantDeclaration::Impl {
   std::string method;
+  std::string kv_cache;
   std::optional<Rule> default_rule;  // of every linear module
   std::unordered_map<std::string, Rule> by_name;
   std::vector<std::pair<std::regex, Rule>> by_pattern;
@@ -79,6 +80,7 @@ class Reader {
 
   void read(const json& declaration) {
     out_.method = text_at(declaration, "quant_method");
+    read_kv_cache(declaration);
     if (out_.method == "fp8") {
       read_fp8(declaration);
     } else if (out_.method.starts_with("modelopt")) {
@@ -101,11 +103,22 @@ class Reader {
     const auto it = root.find("quantization");
     if (it == root.end() || !it->is_object()) return fault("has no quantization object");
     out_.method = "modelopt";
+    read_kv_cache(*it);
     read_modelopt(*it);
   }
 
  private:
   void fault(const std::string& text) { faults_.add("{}: {}", file_, text); }
+
+  // ModelOpt names an algorithm; compressed-tensors and later exports describe the numbers.
+  void read_kv_cache(const json& d) {
+    out_.kv_cache = text_at(d, "kv_cache_quant_algo");
+    const auto scheme = d.find("kv_cache_scheme");
+    if (!out_.kv_cache.empty() || scheme == d.end() || !scheme->is_object()) return;
+    const std::string type = text_at(*scheme, "type");
+    const auto bits = integer_at(*scheme, "num_bits");
+    out_.kv_cache = type == "float" && bits == 8 ? "FP8" : fmt::format("{} of {} bits", type, bits);
+  }
 
   void read_fp8(const json& d) {
     const std::string fmt_name = text_at(d, "fmt");
@@ -323,6 +336,7 @@ QuantDeclaration QuantDeclaration::read(const std::filesystem::path& directory, 
 }
 
 const std::string& QuantDeclaration::method() const { return impl_->method; }
+const std::string& QuantDeclaration::kv_cache() const { return impl_->kv_cache; }
 
 std::optional<Rule> QuantDeclaration::rule_for(const std::string& module) const {
   const Impl& d = *impl_;

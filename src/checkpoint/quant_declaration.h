@@ -53,6 +53,8 @@ class QuantDeclaration {
   static QuantDeclaration read(const std::filesystem::path& directory, FaultList& faults);
 
   const std::string& method() const;  // "fp8", "modelopt", "compressed-tensors", ...; empty: none
+  // What the scales of the KV cache are made for: "FP8", "NVFP4", "INT8", ...; empty: not declared.
+  const std::string& kv_cache() const;
   // Empty: nothing is declared about this module.
   std::optional<Rule> rule_for(const std::string& module) const;
 

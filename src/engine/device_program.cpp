@@ -30,6 +30,7 @@ DeviceProgram::DeviceProgram(PartAllocator& allocator, const DeviceProgramInputs
                          .allocator = allocator,
                          .backend = in.backend,
                          .options = {.shape = in.limits.shape,
+                                     .unit_scales = in.limits.unit_scales,
                                      .tensor_parallel = in.tensor_parallel,
                                      .drafter_input = drafter_input(in.limits)}})),
       max_logit_rows_(in.limits.shape.max_sequences * (in.limits.draft_tokens + 1)) {

@@ -385,6 +385,13 @@ float DummyWeights::factor(const std::string& name, std::int64_t in) const {
   }
 }
 
+std::vector<KvScales> DummyWeights::kv_scales(const std::vector<std::string>& prefixes,
+                                              std::int64_t num_kv_heads, UnitScales) const {
+  // Keys are normed and random values are small: 16 covers both.
+  const std::vector<float> scales(static_cast<std::size_t>(num_kv_heads), 16.0f / kE4m3Max);
+  return std::vector<KvScales>(prefixes.size(), {.k = scales, .v = scales});
+}
+
 void fill_dummy_weights(const std::vector<TensorRequest>& requests, Backend& backend) {
   enum class Array { kCodes, kScales };
   std::map<Distribution, std::vector<std::pair<const TensorRequest*, Array>>> arrays;

@@ -28,6 +28,8 @@ class DummyWeights final : public WeightSource {
 
   std::optional<StoredFormat> find(const std::string& name) const override;
   float factor(const std::string& name, std::int64_t in) const override;
+  std::vector<KvScales> kv_scales(const std::vector<std::string>& prefixes,
+                                  std::int64_t num_kv_heads, UnitScales unit_scales) const override;
 
  private:
   DummyFormat format_;

@@ -44,19 +44,29 @@ DType activation_dtype(const JobConfig& job) {
   return job.model.activation_dtype == ActivationDType::kFp32 ? DType::kF32 : DType::kBF16;
 }
 
-DType kv_dtype(const JobConfig& job, DType activations) {
+ops::KvFormat plain_kv_format(DType activations) {
+  return activations == DType::kF32 ? ops::KvFormat::kF32 : ops::KvFormat::kBf16;
+}
+
+ops::KvFormat kv_format(const JobConfig& job, const ModelConfig& model, DType activations) {
   switch (job.memory.kv_dtype) {
     case KvDType::kAuto:
-      return activations;
+      return plain_kv_format(activations);
     case KvDType::kBf16:
-      return DType::kBF16;
+      return ops::KvFormat::kBf16;
     case KvDType::kFp32:
-      return DType::kF32;
-    default:
+      return ops::KvFormat::kF32;
+    case KvDType::kFp8Dynamic:
+      return ops::KvFormat::kFp8Dynamic;
+    case KvDType::kFp8Static:
+      return ops::KvFormat::kFp8Static;
+    case KvDType::kFp8DsMla:
       break;
   }
-  refuse("memory.kv_dtype", "this KV cache format is not available on the CPU backend",
-         "auto, bf16 or fp32", "set memory.kv_dtype: auto");
+  refuse("memory.kv_dtype",
+         "fp8_ds_mla is the packed form of another family than " +
+             std::string(family_name(model.family)),
+         "auto, bf16, fp32, fp8_dynamic or fp8_static", "set memory.kv_dtype: fp8_dynamic");
 }
 
 int max_context(const JobConfig& job, const ModelConfig& model) {
@@ -104,7 +114,10 @@ EngineLimits resolve_limits(const JobConfig& job, const ModelConfig& model) {
   e.num_snapshots = s.num_snapshots;
   e.open_blocks = s.max_batched_tokens < kStateBlockTokens;
   e.activations = activation_dtype(job);
-  e.kv_dtype = kv_dtype(job, e.activations);
+  e.kv_format = kv_format(job, model, e.activations);
+  // A drafter's cache is small, and each of its layers feeds the next draft: not worth eight bits.
+  e.drafter_kv_format = is_fp8(e.kv_format) ? plain_kv_format(e.activations) : e.kv_format;
+  limits.unit_scales = job.memory.kv_unit_scale ? UnitScales::kAccept : UnitScales::kRefuse;
   return limits;
 }
 

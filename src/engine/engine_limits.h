@@ -15,6 +15,7 @@ namespace tandem {
 struct EngineLimits {
   SchedulerLimits scheduler;
   EngineShape shape;
+  UnitScales unit_scales = UnitScales::kRefuse;         // of an FP8 KV cache
   SpeculativeMethod method = SpeculativeMethod::kNone;  // resolved, never kAuto
   int draft_tokens = 0;                                 // 0 without a drafter
 };

@@ -17,6 +17,18 @@ std::string checkpoint_identity(const ModelFiles& files) {
   return fmt::format("{:016x}", files.checkpoint.identity_hash());
 }
 
+std::string kv_format_text(ops::KvFormat format) {
+  const std::string name(dtype_name(kv_dtype(format)));
+  switch (format) {
+    case ops::KvFormat::kFp8Dynamic:
+      return name + " (a scale for each token and head)";
+    case ops::KvFormat::kFp8Static:
+      return name + " (given scales)";
+    default:
+      return name;
+  }
+}
+
 }  // namespace
 
 Passport job_passport(const JobDescription& d) {
@@ -58,7 +70,7 @@ Passport job_passport(const JobDescription& d) {
 
   const auto& shape = d.limits.shape;
   p.set("precision.activations", dtype_name(shape.activations));
-  p.set("precision.kv_cache", dtype_name(shape.kv_dtype));
+  p.set("precision.kv_cache", kv_format_text(shape.kv_format));
   p.set("precision.recurrent_state", dtype_name(DType::kF32));
   p.set("speculative.method", d.limits.method == SpeculativeMethod::kMtp ? "mtp" : "none");
   p.set("speculative.tokens", std::int64_t{d.limits.draft_tokens});

@@ -272,6 +272,16 @@ class JobRun {
     add_transport(engine_parts_->transport(), more);
     more.set("load.bytes_read", stats.bytes_read);
     more.set("load.seconds", stats.seconds);
+    switch (engine_parts_->program().model().kv_calibration()) {
+      case KvCalibration::kNotNeeded:
+        break;
+      case KvCalibration::kMeasured:
+        more.set("precision.kv_scales", "of the checkpoint");
+        break;
+      case KvCalibration::kUnit:
+        more.set("precision.kv_scales", "1.0, NOT CALIBRATED");
+        break;
+    }
     more.set("memory.kv_pages", std::int64_t{plan.limits.shape.num_pages});
     more.set("memory.kv_page_bytes", plan.page_bytes);
     for (const auto& [name, bytes] : plan.counts.bytes_by_part()) {

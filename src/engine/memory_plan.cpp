@@ -69,9 +69,11 @@ int least_pages(const EngineLimits& limits) { return limits.shape.pages_per_sequ
 MemoryPlan plan_memory(const MemoryPlanInputs& in) {
   const CountingAllocator without_pages = count_parts(in, 0);
   const auto kv = [](const CountingAllocator& c) { return c.bytes(std::string(parts::kKvPages)); };
-  // Sixteen pages, not one: parts are rounded up to the arena's alignment.
+  // So many pages, not one: arrays are rounded up to the arena's alignment, which this multiple of
+  // the smallest elements, scales of four bytes, fills.
+  constexpr int kPages = kPartAlignment / sizeof(float);
   const auto page_bytes =
-      static_cast<std::int64_t>((kv(count_parts(in, 16)) - kv(without_pages)) / 16);
+      static_cast<std::int64_t>((kv(count_parts(in, kPages)) - kv(without_pages)) / kPages);
   TANDEM_CHECK(page_bytes > 0);
 
   std::int64_t pages = 0;

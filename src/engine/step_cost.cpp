@@ -1,5 +1,6 @@
 #include "engine/step_cost.h"
 
+#include "layers/full_attention.h"
 #include "layers/vocab.h"
 
 namespace tandem {
@@ -18,12 +19,13 @@ StepCost decode_step_cost(const MemoryPlan& plan, const ModelConfig& config,
                      (config.linear_num_value_heads / tensor_parallel.size) *
                      config.linear_key_head_dim * config.linear_value_head_dim *
                      static_cast<std::int64_t>(sizeof(float));
-  cost.kv_bytes_per_token = plan.page_bytes / shape.page_tokens;
-  if (plan.limits.method == SpeculativeMethod::kMtp) {
-    // The drafter's own layer has pages too, which a step without drafts does not read.
-    const auto layers = config.num_layers_of(LayerType::kFullAttention);
-    cost.kv_bytes_per_token = cost.kv_bytes_per_token * layers / (layers + 1);
-  }
+  // A drafter's own layers have pages too, which a step without drafts does not read.
+  const AttentionConfig attention{.num_kv_heads = config.num_key_value_heads,
+                                  .head_dim = config.head_dim,
+                                  .kv_format = shape.kv_format};
+  cost.kv_bytes_per_token = config.num_layers_of(LayerType::kFullAttention) *
+                            FullAttention::page_bytes(attention, shape, tensor_parallel) /
+                            shape.page_tokens;
   return cost;
 }
 

@@ -1,8 +1,10 @@
 #include "layers/full_attention.h"
 
 #include <cmath>
+#include <iterator>
 #include <vector>
 
+#include "base/error.h"
 #include "kernels/ops/paged_attention.h"
 
 namespace tandem {
@@ -45,16 +47,8 @@ FullAttention::FullAttention(WeightBinder& binder, PartAllocator& allocator, Bac
       q_norm_(binder.vector_f32(prefix + "q_norm.weight", {config.head_dim})),
       k_norm_(binder.vector_f32(prefix + "k_norm.weight", {config.head_dim})),
       max_context_(std::int64_t{shape.pages_per_sequence} * shape.page_tokens),
-      inv_freq_(allocator.take_array<float>(parts::kWeights, config.rotary_dim / 2)) {
-  const auto plane_bytes = static_cast<std::size_t>(
-      page_bytes(config, shape, binder.tensor_parallel()) / 2 * shape.num_pages);
-  pages_ = {.k_pages = allocator.take(parts::kKvPages, plane_bytes),
-            .v_pages = allocator.take(parts::kKvPages, plane_bytes),
-            .dtype = shape.kv_dtype,
-            .num_pages = shape.num_pages,
-            .num_kv_heads = num_kv_heads_,
-            .page_tokens = shape.page_tokens,
-            .head_dim = static_cast<int>(config.head_dim)};
+      inv_freq_(allocator.take_array<float>(parts::kWeights, config.rotary_dim / 2)),
+      pages_(take_pages(allocator, backend, shape, binder.tensor_parallel())) {
   if (inv_freq_ != nullptr) {
     const auto table = inverse_frequencies(config);
     backend->copy(inv_freq_, table.data(), table.size() * sizeof(float));
@@ -63,8 +57,50 @@ FullAttention::FullAttention(WeightBinder& binder, PartAllocator& allocator, Bac
 
 std::int64_t FullAttention::page_bytes(const AttentionConfig& config, const EngineShape& shape,
                                        TensorParallel tensor_parallel) {
-  return 2 * local_heads(tensor_parallel, config.num_kv_heads) * config.head_dim *
-         shape.page_tokens * static_cast<std::int64_t>(dtype_bytes(shape.kv_dtype));
+  const auto element = static_cast<std::int64_t>(dtype_bytes(kv_dtype(config.kv_format)));
+  return 2 * local_heads(tensor_parallel, config.num_kv_heads) * shape.page_tokens *
+         (config.head_dim * element + kv_scale_bytes(config.kv_format));
+}
+
+ops::KvPages FullAttention::take_pages(PartAllocator& allocator, Backend* backend,
+                                       const EngineShape& shape,
+                                       TensorParallel tensor_parallel) const {
+  ops::KvPages pages{.format = config_.kv_format,
+                     .num_pages = shape.num_pages,
+                     .num_kv_heads = num_kv_heads_,
+                     .page_tokens = shape.page_tokens,
+                     .head_dim = static_cast<int>(config_.head_dim)};
+  const std::int64_t entries = std::int64_t{shape.num_pages} * num_kv_heads_ * shape.page_tokens;
+  const std::int64_t value_bytes =
+      entries * config_.head_dim * static_cast<std::int64_t>(dtype_bytes(kv_dtype(pages.format)));
+  const std::int64_t scale_bytes = entries * kv_scale_bytes(pages.format);
+  // A plane's values, then its scales.
+  const auto take_plane = [&](void*& values, float*& scales) {
+    auto* plane = static_cast<std::byte*>(
+        allocator.take(parts::kKvPages, static_cast<std::size_t>(value_bytes + scale_bytes)));
+    values = plane;
+    if (plane != nullptr && scale_bytes > 0) {
+      scales = reinterpret_cast<float*>(plane + value_bytes);
+    }
+  };
+  take_plane(pages.k_pages, pages.k_scales);
+  take_plane(pages.v_pages, pages.v_scales);
+  if (pages.format != ops::KvFormat::kFp8Static) return pages;
+
+  const RowRange heads =
+      split_heads(config_.num_kv_heads, 1, tensor_parallel.rank, tensor_parallel.size);
+  const auto take_scales = [&](const std::vector<float>& of_model) {
+    auto* scales = allocator.take_array<float>(parts::kWeights, heads.count());
+    if (scales != nullptr) {
+      TANDEM_CHECK(std::ssize(of_model) == config_.num_kv_heads, "{} scales", of_model.size());
+      backend->copy(scales, of_model.data() + heads.begin,
+                    static_cast<std::size_t>(heads.count()) * sizeof(float));
+    }
+    return scales;
+  };
+  pages.k_scales = take_scales(config_.kv_scales.k);
+  pages.v_scales = take_scales(config_.kv_scales.v);
+  return pages;
 }
 
 void FullAttention::forward(const LayerContext& context, const ops::BatchView& batch, const void* x,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "checkpoint/kv_scales.h"
 #include "kernels/ops/attention_prep.h"
 #include "kernels/ops/batch_view.h"
 #include "layers/linear.h"
@@ -23,6 +24,8 @@ struct AttentionConfig {
   // Position of an entry in the rotary embedding, minus its index in the cache.
   int rope_offset = 0;
   int first_index = 0;  // smallest cache index that holds an entry
+  ops::KvFormat kv_format = ops::KvFormat::kBf16;
+  KvScales kv_scales = {};  // kFp8Static: of the whole model's KV heads
 };
 
 class FullAttention {
@@ -32,7 +35,7 @@ class FullAttention {
   FullAttention(WeightBinder& binder, PartAllocator& allocator, Backend* backend,
                 const std::string& prefix, const AttentionConfig& config, const EngineShape& shape);
 
-  // Bytes of one page of this layer (K and V) on this rank.
+  // Bytes of one page of this layer (K and V, scales of entries included) on this rank.
   static std::int64_t page_bytes(const AttentionConfig& config, const EngineShape& shape,
                                  TensorParallel tensor_parallel);
 
@@ -41,6 +44,9 @@ class FullAttention {
                float* out) const;
 
  private:
+  ops::KvPages take_pages(PartAllocator& allocator, Backend* backend, const EngineShape& shape,
+                          TensorParallel tensor_parallel) const;
+
   AttentionConfig config_;
   int num_heads_;     // of this rank
   int num_kv_heads_;  // of this rank

@@ -5,6 +5,7 @@
 #include "base/types.h"
 #include "kernels/backend.h"
 #include "kernels/ops/batch_view.h"
+#include "kernels/ops/kv_pages.h"
 #include "layers/scratch.h"
 #include "parallel/device_comm.h"
 
@@ -35,7 +36,8 @@ struct EngineShape {
   int num_snapshots = 0;     // recurrent states kept for the prefix cache
   bool open_blocks = false;  // prompt chunks may end inside a block of 64
   DType activations = DType::kBF16;
-  DType kv_dtype = DType::kBF16;
+  ops::KvFormat kv_format = ops::KvFormat::kBf16;
+  ops::KvFormat drafter_kv_format = ops::KvFormat::kBf16;  // of a drafter's own layers
 };
 
 }  // namespace tandem

@@ -30,4 +30,10 @@ float CheckpointWeights::factor(const std::string& name, std::int64_t) const {
   return read_weight_factor(checkpoint_, found->second);
 }
 
+std::vector<KvScales> CheckpointWeights::kv_scales(const std::vector<std::string>& prefixes,
+                                                   std::int64_t num_kv_heads,
+                                                   UnitScales unit_scales) const {
+  return read_kv_scales(checkpoint_, prefixes, num_kv_heads, unit_scales);
+}
+
 }  // namespace tandem

@@ -6,8 +6,10 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/kv_scales.h"
 #include "checkpoint/quant_format.h"
 
 namespace tandem {
@@ -30,6 +32,11 @@ class WeightSource {
   // from the host, so it must be known when a layer is built; reads a few bytes. Throws
   // Error{kConfiguration} if the checkpoint's is not usable.
   virtual float factor(const std::string& name, std::int64_t in) const = 0;
+  // Of an FP8 KV cache, one for each attention layer: as read_kv_scales(), which says what it
+  // throws.
+  virtual std::vector<KvScales> kv_scales(const std::vector<std::string>& prefixes,
+                                          std::int64_t num_kv_heads,
+                                          UnitScales unit_scales) const = 0;
 };
 
 class CheckpointWeights final : public WeightSource {
@@ -40,6 +47,8 @@ class CheckpointWeights final : public WeightSource {
 
   std::optional<StoredFormat> find(const std::string& name) const override;
   float factor(const std::string& name, std::int64_t in) const override;
+  std::vector<KvScales> kv_scales(const std::vector<std::string>& prefixes,
+                                  std::int64_t num_kv_heads, UnitScales unit_scales) const override;
 
  private:
   Checkpoint checkpoint_;                                  // headers only

@@ -12,6 +12,7 @@
 
 #include "base/tensor.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/kv_scales.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/model_config.h"
 #include "kernels/ops/batch_view.h"
@@ -61,6 +62,8 @@ class Model {
   // What to read from the checkpoint (destinations are set unless planned) and what to pass over.
   virtual const std::vector<TensorRequest>& weight_requests() const = 0;
   virtual std::vector<IgnorePattern> ignored_tensors() const = 0;
+  // What is known of the scales of an FP8 KV cache.
+  virtual KvCalibration kv_calibration() const = 0;
   // Weights for which DeterminismLevel::kRankInvariant does not hold on this number of ranks.
   virtual const std::vector<std::string>& rank_dependent_weights() const = 0;
 
@@ -90,6 +93,7 @@ class Model {
 
 struct ModelOptions {
   EngineShape shape;
+  UnitScales unit_scales = UnitScales::kRefuse;
   TensorParallel tensor_parallel;
   DrafterInput drafter_input = DrafterInput::kNone;
 };

@@ -12,6 +12,7 @@
 #include "models/qwen3_8.h"
 
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,20 +30,21 @@
 namespace tandem {
 namespace {
 
-AttentionConfig attention_config(const ModelConfig& c) {
+AttentionConfig attention_config(const ModelConfig& c, ops::KvFormat kv_format) {
   return {.hidden = c.hidden_size,
           .num_heads = c.num_attention_heads,
           .num_kv_heads = c.num_key_value_heads,
           .head_dim = c.head_dim,
           .rotary_dim = c.rotary_dim,
           .rope_theta = c.rope_theta,
-          .eps = c.rms_norm_eps};
+          .eps = c.rms_norm_eps,
+          .kv_format = kv_format};
 }
 
 // The head's entry for (x_i, hidden of position i-1) stands at index i and is rotated by i-1; index
 // 0 has no predecessor and stays empty.
-AttentionConfig mtp_attention_config(const ModelConfig& c) {
-  AttentionConfig a = attention_config(c);
+AttentionConfig mtp_attention_config(const ModelConfig& c, ops::KvFormat kv_format) {
+  AttentionConfig a = attention_config(c, kv_format);
   a.rope_offset = -1;
   a.first_index = 1;
   return a;
@@ -158,6 +160,7 @@ class Qwen38 final : public Model {
   int hidden_width() const override { return static_cast<int>(config_.hidden_size); }
   const std::vector<TensorRequest>& weight_requests() const override { return requests_; }
   std::vector<IgnorePattern> ignored_tensors() const override;
+  KvCalibration kv_calibration() const override { return kv_calibration_; }
   const std::vector<std::string>& rank_dependent_weights() const override {
     return rank_dependent_;
   }
@@ -180,6 +183,11 @@ class Qwen38 final : public Model {
     }
   }
   void observe(const LayerContext& context, int layer, const Stream& s, bool pending_delta);
+  std::string layer_prefix(std::size_t layer) const {
+    return prefix_ + "layers." + std::to_string(layer) + ".";
+  }
+  // kFp8Static: of each layer with attention. Checked as a whole, before any of them is built.
+  std::map<std::size_t, KvScales> read_static_scales(const ModelInputs& in);
 
   ModelConfig config_;
   std::string prefix_;
@@ -190,15 +198,19 @@ class Qwen38 final : public Model {
   std::optional<Qwen38Mtp> mtp_;
   std::vector<TensorRequest> requests_;
   std::vector<std::string> rank_dependent_;
+  KvCalibration kv_calibration_ = KvCalibration::kNotNeeded;
 };
 
 Qwen38::Qwen38(const ModelInputs& in) : config_(in.config), prefix_(tensor_prefix(in.checkpoint)) {
   WeightBinder binder(in.allocator, in.options.tensor_parallel, in.weights, in.backend.kind());
   embedding_.emplace(binder, prefix_ + "embed_tokens.weight", config_.vocab_size,
                      config_.hidden_size);
+  auto kv_scales = read_static_scales(in);
   for (std::size_t i = 0; i < config_.layer_types.size(); ++i) {
-    layers_.push_back(make_layer(binder, in, prefix_ + "layers." + std::to_string(i) + ".",
-                                 config_.layer_types[i], attention_config(config_)));
+    AttentionConfig attention = attention_config(config_, in.options.shape.kv_format);
+    if (const auto own = kv_scales.find(i); own != kv_scales.end())
+      attention.kv_scales = own->second;
+    layers_.push_back(make_layer(binder, in, layer_prefix(i), config_.layer_types[i], attention));
   }
   norm_ = binder.vector_f32(prefix_ + "norm.weight", {config_.hidden_size});
   if (config_.tie_word_embeddings) {
@@ -215,8 +227,27 @@ Qwen38::Qwen38(const ModelInputs& in) : config_(in.config), prefix_(tensor_prefi
   if (const auto widened = binder.widened(); !widened.empty() && !planning) {
     log_warning("weights without a kernel for their format are widened to F32: {}", widened);
   }
+  if (kv_calibration_ == KvCalibration::kUnit && !planning) {
+    log_warning("the FP8 KV cache works with scales of 1.0, which nobody has calibrated");
+  }
   rank_dependent_ = binder.take_rank_dependent();
   requests_ = binder.take_requests();
+}
+
+std::map<std::size_t, KvScales> Qwen38::read_static_scales(const ModelInputs& in) {
+  if (in.options.shape.kv_format != ops::KvFormat::kFp8Static) return {};
+  std::vector<std::size_t> layers;
+  std::vector<std::string> prefixes;
+  for (std::size_t i = 0; i < config_.layer_types.size(); ++i) {
+    if (config_.layer_types[i] != LayerType::kFullAttention) continue;
+    layers.push_back(i);
+    prefixes.push_back(layer_prefix(i) + "self_attn.");
+  }
+  auto scales = in.weights.kv_scales(prefixes, config_.num_key_value_heads, in.options.unit_scales);
+  kv_calibration_ = calibrated(scales) ? KvCalibration::kMeasured : KvCalibration::kUnit;
+  std::map<std::size_t, KvScales> by_layer;
+  for (std::size_t n = 0; n < layers.size(); ++n) by_layer[layers[n]] = std::move(scales[n]);
+  return by_layer;
 }
 
 std::vector<IgnorePattern> Qwen38::ignored_tensors() const {
@@ -312,7 +343,7 @@ Qwen38Mtp::Qwen38Mtp(WeightBinder& binder, const ModelInputs& in, const VocabEmb
       embedding_norm_(binder.vector_f32("mtp.pre_fc_norm_embedding.weight", {config_.hidden_size})),
       hidden_norm_(binder.vector_f32("mtp.pre_fc_norm_hidden.weight", {config_.hidden_size})),
       layer_(make_layer(binder, in, "mtp.layers.0.", LayerType::kFullAttention,
-                        mtp_attention_config(config_))),
+                        mtp_attention_config(config_, in.options.shape.drafter_kv_format))),
       norm_(binder.vector_f32("mtp.norm.weight", {config_.hidden_size})) {}
 
 void Qwen38Mtp::forward(const LayerContext& caller, const ops::BatchView& batch, const void* hidden,

@@ -67,7 +67,8 @@ std::vector<ConditionLine> condition_lines(const ResultReport& report) {
       {"model", join_known({model_name(p), known(p, "checkpoint.family"),
                             p.text("checkpoint.dummy_weights") == "1" ? "RANDOM WEIGHTS" : "",
                             known(p, "precision.activations", "activations "),
-                            known(p, "precision.kv_cache", "KV cache ")})},
+                            known(p, "precision.kv_cache", "KV cache "),
+                            known(p, "precision.kv_scales", "KV scales ")})},
       {"speculation", speculation(p)},
       {"ranks", join_known({ranks(p), known(p, "transport", "transport ")})},
       {"machine", join_known({known(p, "host"), known(p, "cpu_model"), known(p, "memory_total"),
@@ -94,7 +95,8 @@ void print_methods(std::ostream& out, const ResultReport& report) {
   if (!model.empty()) text += fmt::format(" on {}", model);
   const auto precision =
       join_known({known(p, "precision.activations", "", " activations"),
-                  known(p, "precision.kv_cache", "a ", " KV cache"),
+                  known(p, "precision.kv_cache", "a KV cache in "),
+                  known(p, "precision.kv_scales", "KV scales "),
                   known(p, "precision.recurrent_state", "", " recurrent states")});
   if (!precision.empty()) text += fmt::format(" with {}", precision);
   text += ". ";

@@ -41,6 +41,45 @@ TEST(Fp8, E4M3KnownCodes) {
   EXPECT_TRUE(std::isnan(e4m3_to_float(0xff)));
 }
 
+TEST(Fp8, E4M3RoundTripsEveryCode) {
+  for (int code = 0; code < 256; ++code) {
+    const e4m3 x{static_cast<std::uint8_t>(code)};
+    const float value = to_float(x);
+    if (std::isnan(value)) {
+      EXPECT_EQ(code & 0x7f, 0x7f);
+      EXPECT_TRUE(std::isnan(e4m3_to_float(x.code)));
+    } else {
+      EXPECT_EQ(value, e4m3_to_float(x.code)) << code;
+    }
+    EXPECT_EQ(to_e4m3(value).code, code);
+  }
+}
+
+// Halfway between neighbours to the even one, on either side to the nearer one.
+TEST(Fp8, E4M3RoundsToNearestEven) {
+  for (int code = 0; code < 0x7e; ++code) {
+    const float low = to_float(e4m3{static_cast<std::uint8_t>(code)});
+    const float high = to_float(e4m3{static_cast<std::uint8_t>(code + 1)});
+    const float middle = (low + high) / 2;
+    const int even = code % 2 == 0 ? code : code + 1;
+    EXPECT_EQ(to_e4m3(middle).code, even) << code;
+    EXPECT_EQ(to_e4m3(std::nextafter(middle, low)).code, code);
+    EXPECT_EQ(to_e4m3(std::nextafter(middle, high)).code, code + 1);
+    EXPECT_EQ(to_e4m3(-middle).code, 0x80 | even);
+  }
+}
+
+TEST(Fp8, E4M3Saturates) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float x : {448.0f, 449.0f, 463.9f, 464.0f, 465.0f, 1e30f, infinity}) {
+    EXPECT_EQ(to_e4m3(x).code, 0x7e) << x;
+    EXPECT_EQ(to_e4m3(-x).code, 0xfe) << x;
+  }
+  EXPECT_EQ(to_e4m3(0x1p-140f).code, 0);
+  EXPECT_EQ(to_e4m3(-0x1p-140f).code, 0x80);
+  EXPECT_EQ(to_e4m3(std::numeric_limits<float>::quiet_NaN()).code & 0x7f, 0x7f);
+}
+
 TEST(SmallFloats, KnownCodes) {
   EXPECT_EQ(e8m0_to_float(127), 1.0f);
   EXPECT_EQ(e8m0_to_float(0), 0x1p-127f);

@@ -109,7 +109,8 @@ class BadInputTest(TandemTest):
         for method in ("dspark", "dflash", "lookup"):
             refuse(method, 2, "speculative.method", speculative={"method": method})
         refuse("separate drafter", 2, "model.drafter", model={"drafter": str(CHECKPOINT)})
-        refuse("fp8 KV", 2, "memory.kv_dtype", memory={"kv_dtype": "fp8_dynamic"})
+        refuse("another family's KV", 2, "memory.kv_dtype", memory={"kv_dtype": "fp8_ds_mla"})
+        refuse("no KV scales", 2, "k_scale", "fp8_dynamic", memory={"kv_dtype": "fp8_static"})
         refuse("replicas of one rank", 2, "2 replicas", parallel={"data": 2})
         refuse("RDMA", 5, "transport.require", transport={"require": "rdma"})
         refuse("CUDA", 2, "cuda", backend="cuda")

@@ -132,11 +132,12 @@ void expect_equal(const std::map<std::string, Output>& expected,
   }
 }
 
-class Determinism : public ::testing::TestWithParam<std::tuple<ActivationDType, float>> {};
+class Determinism : public ::testing::TestWithParam<std::tuple<ActivationDType, KvDType, float>> {};
 
 TEST_P(Determinism, LogitsAreBitEqualOverTheWholeList) {
-  const auto [activations, temperature] = GetParam();
-  const JobConfig base = base_job(activations);
+  const auto [activations, kv_dtype, temperature] = GetParam();
+  JobConfig base = base_job(activations);
+  base.memory.kv_dtype = kv_dtype;
   const auto in = requests(temperature);
   const auto expected = run({.name = "baseline", .job = base}, in);
   for (const auto& v : variants(base)) {
@@ -149,14 +150,19 @@ TEST_P(Determinism, LogitsAreBitEqualOverTheWholeList) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Determinism,
-                         ::testing::Values(std::tuple{ActivationDType::kBf16, 0.0f},
-                                           std::tuple{ActivationDType::kBf16, 0.8f},
-                                           std::tuple{ActivationDType::kFp32, 0.0f}));
+INSTANTIATE_TEST_SUITE_P(
+    All, Determinism,
+    ::testing::Values(std::tuple{ActivationDType::kBf16, KvDType::kAuto, 0.0f},
+                      std::tuple{ActivationDType::kBf16, KvDType::kAuto, 0.8f},
+                      std::tuple{ActivationDType::kBf16, KvDType::kFp8Dynamic, 0.8f},
+                      std::tuple{ActivationDType::kFp32, KvDType::kAuto, 0.0f}));
 
 // A pool so small that sequences must be preempted and computed again.
-TEST(DeterminismUnderPreemption, LogitsAreBitEqual) {
+class DeterminismUnderPreemption : public ::testing::TestWithParam<KvDType> {};
+
+TEST_P(DeterminismUnderPreemption, LogitsAreBitEqual) {
   JobConfig base = base_job(ActivationDType::kBf16);
+  base.memory.kv_dtype = GetParam();
   base.scheduler.max_context = 512;
   const auto in = requests(0.0f);
   const auto expected = run({.name = "baseline", .job = base, .concurrency = 8}, in);
@@ -168,8 +174,9 @@ TEST(DeterminismUnderPreemption, LogitsAreBitEqual) {
     JobConfig small = base;
     small.scheduler.prefix_cache = false;
     // Two KV heads of 256 in two layers (model and MTP), K and V, BF16: 4 KiB a token, over the
-    // ranks.
-    small.memory.kv_bytes = std::int64_t{4} * 1024 * 400 / ranks;
+    // ranks. With FP8 the model's layer takes half and the scales.
+    const int token_bytes = GetParam() == KvDType::kFp8Dynamic ? 3088 : 4096;
+    small.memory.kv_bytes = std::int64_t{token_bytes} * 400 / ranks;
     EngineHarness engine(group, small);
     std::map<std::string, Output> actual;
     std::int64_t prompt_rows = 0;
@@ -186,6 +193,9 @@ TEST(DeterminismUnderPreemption, LogitsAreBitEqual) {
   }
   world().barrier();
 }
+
+INSTANTIATE_TEST_SUITE_P(All, DeterminismUnderPreemption,
+                         ::testing::Values(KvDType::kAuto, KvDType::kFp8Dynamic));
 
 // One request watched through batches drawn at random.
 TEST(DeterminismInRandomCompany, TheWatchedRequestsLogitsNeverChange) {

@@ -62,8 +62,25 @@ TEST(EngineLimits, RefusesWhatTheModelCannotHold) {
   job.scheduler.max_context = 5000;
   EXPECT_THROW(resolve_limits(job, small_model()), Error);
   job.scheduler.max_context = 4096;
-  job.memory.kv_dtype = KvDType::kFp8Dynamic;
+  job.memory.kv_dtype = KvDType::kFp8DsMla;
   EXPECT_THROW(resolve_limits(job, small_model()), Error);
+}
+
+TEST(EngineLimits, KvFormatFollowsTheJobAndTheDraftersStaysWide) {
+  using ops::KvFormat;
+  JobConfig job;
+  const auto shape = [&] { return resolve_limits(job, small_model()).shape; };
+  EXPECT_EQ(shape().kv_format, KvFormat::kBf16);
+  EXPECT_EQ(shape().drafter_kv_format, KvFormat::kBf16);
+  job.memory.kv_dtype = KvDType::kFp8Dynamic;
+  EXPECT_EQ(shape().kv_format, KvFormat::kFp8Dynamic);
+  EXPECT_EQ(shape().drafter_kv_format, KvFormat::kBf16);
+  job.model.activation_dtype = ActivationDType::kFp32;
+  job.memory.kv_dtype = KvDType::kFp8Static;
+  EXPECT_EQ(shape().kv_format, KvFormat::kFp8Static);
+  EXPECT_EQ(shape().drafter_kv_format, KvFormat::kF32);
+  job.memory.kv_dtype = KvDType::kBf16;
+  EXPECT_EQ(shape().drafter_kv_format, KvFormat::kBf16);
 }
 
 TEST(EngineLimits, SmallBatchesKeepBlocksOpen) {

@@ -93,7 +93,7 @@ std::vector<float> random_uniform(std::uint64_t seed, std::size_t count, float l
 
 Array::Array(DType dtype, std::size_t count)
     : dtype_(dtype), count_(count), bytes_(2 * kGuard + count * dtype_bytes(dtype)) {
-  TANDEM_CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
+  TANDEM_CHECK(dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF8E4M3);
   std::fill(bytes_.begin(), bytes_.end(), std::byte{0xd5});
   original_ = bytes_;
 }
@@ -105,12 +105,15 @@ Array::Array(DType dtype, const std::vector<float>& values) : Array(dtype, value
 
 float Array::operator[](std::size_t i) const {
   if (dtype_ == DType::kF32) return static_cast<const float*>(data())[i];
+  if (dtype_ == DType::kF8E4M3) return to_float(static_cast<const e4m3*>(data())[i]);
   return to_float(static_cast<const bf16*>(data())[i]);
 }
 
 void Array::set(std::size_t i, float value) {
   if (dtype_ == DType::kF32) {
     static_cast<float*>(data())[i] = value;
+  } else if (dtype_ == DType::kF8E4M3) {
+    static_cast<e4m3*>(data())[i] = to_e4m3(value);
   } else {
     static_cast<bf16*>(data())[i] = to_bf16(value);
   }

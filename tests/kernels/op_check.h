@@ -52,7 +52,7 @@ struct VisibleAllocator {
 template <class T>
 using Vector = std::vector<T, VisibleAllocator<T>>;
 
-// `count` elements of F32 or BF16 between guard bands; values are seen as floats.
+// `count` elements of F32, BF16 or F8_E4M3 between guard bands; values are seen as floats.
 class Array {
  public:
   Array(DType dtype, std::size_t count);  // filled with a pattern that no result equals
@@ -68,7 +68,7 @@ class Array {
   float operator[](std::size_t i) const;
   std::vector<float> values() const;  // after rounding to dtype
   std::vector<float> values(std::size_t first, std::size_t count) const;
-  void set(std::size_t i, float value);
+  void set(std::size_t i, float value);  // rounded to dtype
 
   // Nothing outside the array was written; for inputs also nothing inside.
   void expect_guards(const char* name) const;

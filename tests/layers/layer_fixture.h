@@ -49,6 +49,11 @@ class StoredAs final : public WeightSource {
   std::optional<StoredFormat> find(const std::string&) const override { return format_; }
   float factor(const std::string&, std::int64_t) const override { return kFactor; }
   static constexpr float kFactor = 0.125f;
+  std::vector<KvScales> kv_scales(const std::vector<std::string>& prefixes, std::int64_t heads,
+                                  UnitScales) const override {
+    const std::vector<float> scales(static_cast<std::size_t>(heads), kFactor);
+    return std::vector<KvScales>(prefixes.size(), {.k = scales, .v = scales});
+  }
 
  private:
   std::optional<StoredFormat> format_;

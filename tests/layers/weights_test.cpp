@@ -205,13 +205,50 @@ TEST(WeightBinding, PlanningTakesTheSameBytesAndNoMemory) {
 
 TEST(AttentionPages, FewerKvHeadsThanRanksAreKeptTwice) {
   const AttentionConfig config{.num_heads = 8, .num_kv_heads = 2, .head_dim = 64};
-  const EngineShape shape{.page_tokens = 16, .kv_dtype = DType::kBF16};
+  const EngineShape shape{.page_tokens = 16};
   const auto bytes = [&](int size) {
     return FullAttention::page_bytes(config, shape, {size - 1, size});
   };
   EXPECT_EQ(bytes(1), 2 * 2 * 64 * 16 * 2);
   EXPECT_EQ(bytes(2), bytes(1) / 2);
   EXPECT_EQ(bytes(4), bytes(2));
+}
+
+// Qwen3.8-27B's layer: half of BF16's bytes, and four for a scale of each head, token and plane.
+TEST(AttentionPages, Fp8TakesAByteAValueAndFourAScale) {
+  AttentionConfig config{.num_heads = 24, .num_kv_heads = 4, .head_dim = 256};
+  const EngineShape shape{.page_tokens = 16};
+  const auto token_bytes = [&](ops::KvFormat format) {
+    config.kv_format = format;
+    return FullAttention::page_bytes(config, shape, {0, 1}) / shape.page_tokens;
+  };
+  EXPECT_EQ(token_bytes(ops::KvFormat::kBf16), 4096);
+  EXPECT_EQ(token_bytes(ops::KvFormat::kFp8Static), 2048);
+  EXPECT_EQ(token_bytes(ops::KvFormat::kFp8Dynamic), 2048 + 2 * 4 * 4);
+}
+
+// What is taken is what page_bytes() says; given scales are weights.
+TEST(AttentionPages, TakeWhatIsPlanned) {
+  const auto backend = make_backend(BackendKind::kCpu, {.num_threads = 1});
+  AttentionConfig config{.hidden = 32,
+                         .num_heads = 4,
+                         .num_kv_heads = 4,
+                         .head_dim = 16,
+                         .rotary_dim = 4,
+                         .rope_theta = 1e4,
+                         .kv_scales = {.k = {1, 2, 3, 4}, .v = {5, 6, 7, 8}}};
+  const EngineShape shape{.num_pages = 3, .page_tokens = 8, .pages_per_sequence = 3};
+  std::size_t weights[2] = {};
+  for (const auto format : {ops::KvFormat::kFp8Dynamic, ops::KvFormat::kFp8Static}) {
+    HeapAllocator memory;
+    WeightBinder binder(memory, {1, 2}, kStoredBf16, BackendKind::kCpu);
+    config.kv_format = format;
+    const FullAttention layer(binder, memory, backend.get(), "a.", config, shape);
+    EXPECT_EQ(static_cast<std::int64_t>(memory.bytes(parts::kKvPages)),
+              3 * FullAttention::page_bytes(config, shape, {1, 2}));
+    weights[format == ops::KvFormat::kFp8Static ? 1 : 0] = memory.bytes(parts::kWeights);
+  }
+  EXPECT_EQ(weights[1] - weights[0], 2 * 2 * sizeof(float));  // two heads of this rank, K and V
 }
 
 }  // namespace
