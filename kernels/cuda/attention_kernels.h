@@ -9,8 +9,12 @@ namespace tandem::cuda {
 
 void attention_generated(const CudaBackend& backend, const ops::PagedAttentionArgs& args,
                          const AttentionSize& size);
+void attention_generated_fp8(const CudaBackend& backend, const ops::PagedAttentionArgs& args,
+                             const AttentionSize& size);
 void attention_prompt(const CudaBackend& backend, const ops::PagedAttentionArgs& args,
                       const AttentionSize& size);
+void attention_prompt_fp8(const CudaBackend& backend, const ops::PagedAttentionArgs& args,
+                          const AttentionSize& size);
 void attention_plain(const CudaBackend& backend, const ops::PagedAttentionArgs& args,
                      const AttentionSize& size);
 

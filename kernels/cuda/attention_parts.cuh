@@ -10,7 +10,8 @@
 namespace tandem::cuda {
 
 // What a lane (g, t) holds of a tile of eight columns: columns 2t and 2t + 1; of values, of each of
-// its warp's tiles of dimensions, dimension g (words 0, 1) and g + 8 (words 2, 3). All threads of
+// its warp's tiles of dimensions, dimension g (words 0, 1) and g + 8 (words 2, 3), with FP8 pages
+// 2g and 2g + 1. All threads of
 // all blocks hold the same places, so parts go to scratch memory and come back without changing
 // hands.
 template <class S>
@@ -26,6 +27,11 @@ struct TilePart {
   }
   static __device__ __forceinline__ int row_of_tile() {
     return static_cast<int>(threadIdx.x % kWarp / 4);
+  }
+
+  // Dimension of words 2 i and 2 i + 1 of tile m.
+  static __device__ __forceinline__ int dim(int m, int i) {
+    return dim_tile(m) * 16 + (S::kCodes ? 2 * row_of_tile() + i : row_of_tile() + 8 * i);
   }
 
   __device__ __forceinline__ void add(const TilePart& more) {
@@ -50,9 +56,7 @@ __device__ __forceinline__ void write_tile(const ops::PagedAttentionArgs& a,
   std::int64_t rows[2];  // of [rows * num_heads]
   bool exists[2];
   bf16 gates[2][S::kDimTiles][2];
-  const auto dim = [&](int m, int i) {
-    return TilePart<S>::dim_tile(m) * 16 + TilePart<S>::row_of_tile() + 8 * i;
-  };
+  const auto dim = [](int m, int i) { return TilePart<S>::dim(m, i); };
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const int column = TilePart<S>::column(tile, j);
@@ -101,7 +105,8 @@ struct Bundle {
 
 // Where parts of a unit lie in scratch memory: those of a bundle's spans by number, and after them
 // their join. Each is [columns][kPartHeader] headers, then [tiles of 16 dimensions][8][columns][2]
-// values: dimensions g and g + 8 beside each other, so that a warp's accesses are to whole sectors.
+// values: a lane's two dimensions beside each other, so that a warp's accesses are to whole
+// sectors.
 template <class S>
 struct Parts {
   float* first;  // of bundle 0 of scratch memory

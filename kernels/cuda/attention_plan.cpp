@@ -20,7 +20,7 @@ int divide_up(int n, int unit) { return (n + unit - 1) / unit; }
 }  // namespace
 
 AttentionPath attention_path(DType dtype, ops::KvFormat pages, ops::RowClass row_class) {
-  if (dtype != DType::kBF16 || pages != ops::KvFormat::kBf16) return AttentionPath::kPlain;
+  if (dtype != DType::kBF16 || pages == ops::KvFormat::kF32) return AttentionPath::kPlain;
   return row_class == ops::RowClass::kPrompt ? AttentionPath::kPrompt : AttentionPath::kGenerated;
 }
 
@@ -38,15 +38,18 @@ GeneratedPlan plan_generated(const AttentionSize& size, const AttentionDevice& d
   const int scores = score_parts(dim) * score_pitch(dim) * static_cast<int>(sizeof(float));
   // Probabilities, as two bf16 numbers each, change hands where warps share the columns.
   const int weights = plan.columns > 8 ? step_keys(dim) * 4 : 0;
-  const int queries = steps_ahead(plan.columns) * dim * 2;
-  plan.shared_bytes = static_cast<std::size_t>(ring_stages(plan.columns) * kStageBytes +
+  const int queries = steps_ahead(plan.columns, size.element_bytes) * dim * 2;
+  // A stage of FP8 comes with its keys' or values' scales.
+  const int scales = size.element_bytes == 1 ? step_keys(dim) * static_cast<int>(sizeof(float)) : 0;
+  plan.shared_bytes = static_cast<std::size_t>(ring_stages(plan.columns, size.element_bytes) *
+                                                   (stage_bytes(size.element_bytes) + scales) +
                                                plan.columns * (queries + scores + weights));
 
   // Blocks stay and walk over units and spans: as many as the processors run at a time.
   const std::size_t resident = (device.shared_bytes_per_block + kReservedSharedBytes) /
                                (plan.shared_bytes + kGeneratedStaticBytes + kReservedSharedBytes);
   const int per_processor = static_cast<int>(std::clamp<std::size_t>(
-      resident, 1, static_cast<std::size_t>(generated_blocks(plan.columns))));
+      resident, 1, static_cast<std::size_t>(generated_blocks(plan.columns, size.element_bytes))));
   const std::int64_t units = std::int64_t{size.num_rows} * size.num_kv_heads * plan.head_units;
   const std::int64_t spans =
       size.max_context > 0 ? span_of(static_cast<int>(size.max_context - 1)) + 1 : 1;
@@ -67,7 +70,9 @@ PromptPlan plan_prompt(const AttentionSize& size) {
   plan.grid = plan.tiles * size.num_kv_heads;
   const auto row = static_cast<std::size_t>(padded_head_dim(size.head_dim)) * 2;
   const std::size_t key_rows = 2 * kTileKeys * sizeof(std::uint32_t);
+  // Queries, and a tile of keys and one of values; with FP8 one for both, and the codes of both.
   plan.shared_bytes = (kTileQueries + 2 * kTileKeys) * row + key_rows;
+  if (size.element_bytes == 1) plan.shared_bytes += 4 * kTileKeys * sizeof(float);  // scales
   return plan;
 }
 

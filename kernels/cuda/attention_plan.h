@@ -3,9 +3,10 @@
 //
 // Three kernels, each with an order of summation of its own; which one a row takes depends on types
 // and on its class only:
-//   kGenerated  BF16, generated rows: bound by the traffic of keys and values
-//   kPrompt     BF16, prompt rows: bound by the matrix units
+//   kGenerated  generated rows of BF16 queries: bound by the traffic of keys and values
+//   kPrompt     prompt rows of BF16 queries: bound by the matrix units
 //   kPlain      F32 queries or pages: fp32 multiply-adds
+// The first two read BF16 or FP8 pages, and are compiled for either.
 // In all of them a row's order follows from cache indices counted from 0. Spans are what blocks can
 // share; whether they do, and how many processors there are, shows in no bit.
 //
@@ -35,6 +36,7 @@ struct AttentionSize {
   int num_kv_heads = 0;
   int group = 0;  // query heads of a KV head
   int head_dim = 0;
+  int element_bytes = 2;         // of pages
   std::int64_t max_context = 0;  // tokens that the page table spans
   std::size_t scratch_bytes = 0;
   int max_arrivals = 0;  // counters that the backend has
@@ -97,12 +99,18 @@ constexpr int part_floats(int head_dim) { return kPartHeader + (head_dim + 15) /
 // through a ring of stages, by turns the keys and the values of a step. What one stage less holds
 // is under way at any time: with the blocks of an H200's processor 64 to 128 KB, two to four times
 // what its share of the bandwidth takes at a latency of a microsecond. With few columns, which
-// means few rows and often few blocks, a block hides that latency by itself.
+// means few rows and often few blocks, a block hides that latency by itself. A step of FP8 has as
+// many keys, so it is half as long and twice as many are under way.
 constexpr int kGeneratedThreads = 128;
-constexpr int kStageBytes = 16 * 1024;
-constexpr int steps_ahead(int columns) { return columns <= 8 ? 2 : 1; }
-constexpr int ring_stages(int columns) { return 2 * steps_ahead(columns) + 1; }
-constexpr int step_keys(int padded_dim) { return kStageBytes / 2 / padded_dim; }
+constexpr int kStageElements = 8 * 1024;
+constexpr int stage_bytes(int element_bytes) { return kStageElements * element_bytes; }
+constexpr int steps_ahead(int columns, int element_bytes) {
+  return (columns <= 8 ? 2 : 1) * 2 / element_bytes;
+}
+constexpr int ring_stages(int columns, int element_bytes) {
+  return 2 * steps_ahead(columns, element_bytes) + 1;
+}
+constexpr int step_keys(int padded_dim) { return kStageElements / padded_dim; }
 // Of scores in shared memory, by keys: eight columns' pairs of keys lie in different banks.
 constexpr int score_pitch(int padded_dim) { return step_keys(padded_dim) + 8; }
 // Warps that share a tile of 16 keys, each with its part of the dimensions.
@@ -110,7 +118,9 @@ constexpr int score_parts(int padded_dim) {
   return kGeneratedThreads / 32 / (step_keys(padded_dim) / 16);
 }
 // On a processor with an H200's shared memory; what registers are set aside for.
-constexpr int generated_blocks(int columns) { return columns == 16 || columns == 24 ? 3 : 2; }
+constexpr int generated_blocks(int columns, int element_bytes) {
+  return columns == 16 || (columns == 24 && element_bytes == 2) ? 3 : 2;
+}
 
 struct GeneratedPlan {
   int columns = 8;  // 8, 16, 24 or 32: the kernel

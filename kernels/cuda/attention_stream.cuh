@@ -3,28 +3,38 @@
 // span's end thus costs the block that works on it no memory latency; only its first span does.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/attention_softmax.cuh"
 #include "kernels/cuda/attention_units.cuh"
+#include "kernels/cuda/device/pages.cuh"
 
 namespace tandem::cuda {
 
-template <int kPaddedDim, int kColumnCount>
+// TPage: bf16 or e4m3, what pages hold.
+template <int kPaddedDim, int kColumnCount, class TPage>
 struct Shape {
+  using Page = TPage;
+  static constexpr bool kCodes = std::is_same_v<TPage, e4m3>;
+  static constexpr int kElementBytes = sizeof(TPage);
   static constexpr int kDim = kPaddedDim;
   static constexpr int kColumns = kColumnCount;
   static constexpr int kThreads = kGeneratedThreads;
   static constexpr int kWarps = kThreads / kWarp;
-  static constexpr int kBlocks = generated_blocks(kColumns);
+  static constexpr int kBlocks = generated_blocks(kColumns, kElementBytes);
   static constexpr int kTiles = kColumns / 8;
-  static constexpr int kAhead = steps_ahead(kColumns);
-  static constexpr int kStages = ring_stages(kColumns);
-  static constexpr int kPieces = kDim / 8;  // of a row, of 16 bytes
+  static constexpr int kAhead = steps_ahead(kColumns, kElementBytes);
+  static constexpr int kStages = ring_stages(kColumns, kElementBytes);
+  // Of 16 bytes: of a row of pages, and of a query.
+  static constexpr int kPieceValues = 16 / kElementBytes;
+  static constexpr int kPieces = kDim / kPieceValues;
+  static constexpr int kQueryPieces = kDim / 8;
   // Scores of a step: a warp has 16 keys, and a part of the dimensions if there are warps enough.
   static constexpr int kStepKeys = step_keys(kDim);
   static constexpr int kKeyTiles = kStepKeys / 16;
   static constexpr int kScoreParts = score_parts(kDim);
-  static constexpr int kScorePieces = kPieces / kScoreParts;
+  static constexpr int kScoreGroups = kDim / kScoreParts / 32;  // of 32 dimensions
   static constexpr int kScorePitch = score_pitch(kDim);
   // Values: a warp has a part of the dimensions, and all keys.
   static constexpr int kDimTiles = kDim / 16 / kWarps;
@@ -34,18 +44,19 @@ struct Shape {
 // A block's shared memory. What plan_generated() counts, and a little of fixed size.
 template <class S>
 struct Shared {
-  static constexpr int kStagePieces = kStageBytes / 16;
-  static constexpr int kQueryPieces = S::kColumns * S::kPieces;
+  static constexpr int kStagePieces = stage_bytes(S::kElementBytes) / 16;
+  static constexpr int kQueryPieces = S::kColumns * S::kQueryPieces;
   // The one worked on, those of the steps that are on their way, and of one whose pages are.
   static constexpr int kUnits = S::kAhead + 2;
 
   uint4* ring;     // [kStages][kStepKeys][kPieces]
-  uint4* queries;  // [kAhead][kColumns][kPieces], of spans by turns
+  uint4* queries;  // [kAhead][kColumns][kQueryPieces], of spans by turns
   float* scores;   // [kScoreParts][kColumns][kScorePitch]
   uint4* weights;  // [kTiles][kKeyTiles][kWarp], if there are several tiles: operands for all warps
   float* factors;  // [kColumns], by which a step rescales the values
   float2* headers;  // [kColumns], {largest score, sum} of a span
   Unit* units;      // [kUnits], spans in the order of work
+  float* scales;    // [kStages][kStepKeys], FP8: of the keys or values in the ring
 };
 
 template <class S>
@@ -70,7 +81,7 @@ class SpanStream {
   // Both once a step, by all threads, for the step kAhead after it. Keys go where the values of the
   // step before lie, values where the keys of this step do: those must have been used.
   __device__ __forceinline__ void fetch_keys() {
-    if (now_.exists) fetch(a_.pages.k_pages);
+    if (now_.exists) fetch(a_.pages.k_pages, a_.pages.k_scales);
     commit_async();
     next_ = look_ahead();  // its page table entries are on their way for a step
   }
@@ -79,7 +90,7 @@ class SpanStream {
   __device__ __forceinline__ void fetch_values() {
     if (now_.starts_span) fetch_queries();
     commit_async();
-    if (now_.exists) fetch(a_.pages.v_pages);
+    if (now_.exists) fetch(a_.pages.v_pages, a_.pages.v_scales);
     commit_async();
     now_ = next_;
   }
@@ -90,12 +101,13 @@ class SpanStream {
   struct Step {
     bool exists = false, starts_span = false;
     uint32_t rows[kLaneKeys];  // of pages, of keys lane, lane + 32, ..
+    int kv_head = 0;
   };
 
-  __device__ __forceinline__ void fetch(const void* plane) {
+  __device__ __forceinline__ void fetch(const void* plane, const float* scales) {
     const int thread = static_cast<int>(threadIdx.x);
     const int piece = thread % S::kPieces;
-    const bool in_row = piece * 8 < a_.pages.head_dim;
+    const bool in_row = piece * S::kPieceValues < a_.pages.head_dim;
     uint4* stage = s_.ring + filling_ * Shared<S>::kStagePieces;
     constexpr int kKeysAtOnce = S::kThreads / S::kPieces;
 #pragma unroll
@@ -103,27 +115,43 @@ class SpanStream {
       const int key = i * kKeysAtOnce + thread / S::kPieces;
       const uint32_t row = __shfl_sync(kAllLanes, now_.rows[i * kKeysAtOnce / kWarp], key % kWarp);
       const bool valid = in_row && row != kNoRow;
-      copy_async16(stage + place_of_piece<S::kPieces>(key, piece),
-                   static_cast<const bf16*>(plane) +
-                       (valid ? std::int64_t{row} * a_.pages.head_dim + piece * 8 : 0),
-                   valid);
+      copy_async16(
+          stage + place_of_piece<S::kPieces>(key, piece),
+          static_cast<const typename S::Page*>(plane) +
+              (valid ? std::int64_t{row} * a_.pages.head_dim + piece * S::kPieceValues : 0),
+          valid);
     }
+    if constexpr (S::kCodes) fetch_scales(scales);
     filling_ = filling_ + 1 == S::kStages ? 0 : filling_ + 1;
+  }
+
+  // A thread for each key. Zeros for keys that nobody sees, as for their codes.
+  __device__ __forceinline__ void fetch_scales(const float* plane) {
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    float* stage = s_.scales + filling_ * S::kStepKeys;
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) {
+      if (threadIdx.x / kWarp != i) continue;
+      const uint32_t row = now_.rows[i];
+      const bool valid = row != kNoRow;
+      copy_async4(stage + i * kWarp + lane,
+                  plane + (valid ? scale_index(a_.pages.format, row, now_.kv_head) : 0), valid);
+    }
   }
 
   __device__ __forceinline__ void fetch_queries() {
     const Unit& unit = s_.units[fetched_ % Shared<S>::kUnits];
     uint4* queries = s_.queries + fetched_ % S::kAhead * Shared<S>::kQueryPieces;
     ++fetched_;
-    for (int i = static_cast<int>(threadIdx.x); i < S::kColumns * S::kPieces; i += S::kThreads) {
-      const int column = i / S::kPieces, piece = i % S::kPieces;
+    for (int i = static_cast<int>(threadIdx.x); i < Shared<S>::kQueryPieces; i += S::kThreads) {
+      const int column = i / S::kQueryPieces, piece = i % S::kQueryPieces;
       const int row = column / plan_.heads_per_unit, head = column % plan_.heads_per_unit;
       const bool valid =
           row < unit.num_rows && head < unit.num_heads && piece * 8 < a_.pages.head_dim;
       const std::int64_t query =
           std::int64_t{unit.first_row + row} * a_.num_heads + unit.first_head + head;
       copy_async16(
-          queries + place_of_piece<S::kPieces>(column, piece),
+          queries + place_of_piece<S::kQueryPieces>(column, piece),
           static_cast<const bf16*>(a_.q) + (valid ? query * a_.pages.head_dim + piece * 8 : 0),
           valid);
     }
@@ -140,6 +168,7 @@ class SpanStream {
       }
     }
     step.exists = !done_;
+    step.kv_head = kv_head_;
     const int lane = static_cast<int>(threadIdx.x % kWarp);
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {

@@ -24,13 +24,16 @@ void paged_attention(CudaBackend& backend, const ops::PagedAttentionArgs& args) 
                            .num_kv_heads = pages.num_kv_heads,
                            .group = args.num_heads / pages.num_kv_heads,
                            .head_dim = pages.head_dim,
+                           .element_bytes = ops::is_fp8(pages.format) ? 1 : 2,
                            .max_context = max_context,
                            .scratch_bytes = args.scratch == nullptr ? 0 : args.scratch_bytes,
                            .max_arrivals = kNumArrivals};
   switch (size.path) {
     case AttentionPath::kGenerated:
+      if (ops::is_fp8(pages.format)) return attention_generated_fp8(backend, args, size);
       return attention_generated(backend, args, size);
     case AttentionPath::kPrompt:
+      if (ops::is_fp8(pages.format)) return attention_prompt_fp8(backend, args, size);
       return attention_prompt(backend, args, size);
     case AttentionPath::kPlain:
       return attention_plain(backend, args, size);

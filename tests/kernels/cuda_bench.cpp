@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -64,6 +65,14 @@ std::vector<bf16> normal_bf16(std::size_t count) {
   std::vector<bf16> rounded(count);
   std::transform(values.begin(), values.end(), rounded.begin(), to_bf16);
   return rounded;
+}
+
+// Codes of values whose largest are near 448.
+std::vector<e4m3> normal_codes(std::size_t count) {
+  const std::vector<float> values = normal_floats(count, 100.0f);
+  std::vector<e4m3> codes(count);
+  std::transform(values.begin(), values.end(), codes.begin(), to_e4m3);
+  return codes;
 }
 
 class Bench {
@@ -205,14 +214,20 @@ struct Batch {
   }
 };
 
-void bench_attention(Bench& bench, ops::RowClass row_class, int sequences, int rows, int context,
-                     int max_context) {
+void bench_attention(Bench& bench, ops::KvFormat format, ops::RowClass row_class, int sequences,
+                     int rows, int context, int max_context) {
   constexpr int kHeads = 24, kKvHeads = 4, kDim = 256;
   Backend& b = bench.backend();
   const Batch batch(b, row_class, sequences, rows, context, 0, max_context);
   const std::size_t plane =
       static_cast<std::size_t>(sequences) * static_cast<std::size_t>(max_context) * kKvHeads * kDim;
-  const Buffer k(b, normal_bf16(plane)), v(b, normal_bf16(plane));
+  const bool codes = ops::is_fp8(format);
+  const auto values = [&] {
+    return codes ? std::make_unique<Buffer>(b, normal_codes(plane))
+                 : std::make_unique<Buffer>(b, normal_bf16(plane));
+  };
+  const auto k = values(), v = values();
+  const Buffer scales(b, std::vector<float>(codes ? plane / kDim : 1, 0.01f));
   const std::size_t queries = static_cast<std::size_t>(sequences * rows) * kHeads * kDim;
   const Buffer q(b, normal_bf16(queries)), out(b, queries * 2);
   const bool generated = row_class == ops::RowClass::kGenerated;
@@ -223,8 +238,11 @@ void bench_attention(Bench& bench, ops::RowClass row_class, int sequences, int r
                                      .q = q.as(),
                                      .num_heads = kHeads,
                                      .scale = 1.0f / 16.0f,
-                                     .pages = {.k_pages = k.as(),
-                                               .v_pages = v.as(),
+                                     .pages = {.k_pages = k->as(),
+                                               .v_pages = v->as(),
+                                               .k_scales = scales.as<float>(),
+                                               .v_scales = scales.as<float>(),
+                                               .format = format,
                                                .num_pages = sequences * max_context / 16,
                                                .num_kv_heads = kKvHeads,
                                                .page_tokens = 16,
@@ -232,10 +250,11 @@ void bench_attention(Bench& bench, ops::RowClass row_class, int sequences, int r
                                      .out = out.as(),
                                      .scratch = scratch.as(),
                                      .scratch_bytes = generated ? scratch.bytes() : 0};
-  const double bytes = 2.0 * sequences * context * kKvHeads * kDim * 2;
+  const double entry_bytes = codes ? kDim + 4 : 2 * kDim;
+  const double bytes = 2.0 * sequences * context * kKvHeads * entry_bytes;
   const double flops = 4.0 * sequences * rows * (context - 0.5 * rows) * kHeads * kDim;
-  bench.line(fmt::format("attention, {} x {} {} rows at {}, table of {}", sequences, rows,
-                         generated ? "generated" : "prompt", context, max_context),
+  bench.line(fmt::format("attention{}, {} x {} {} rows at {}, table of {}", codes ? " fp8" : "",
+                         sequences, rows, generated ? "generated" : "prompt", context, max_context),
              bytes, flops, generated ? 20 : 3, [&] { ops::paged_attention(b, args); });
 }
 
@@ -334,17 +353,19 @@ void run() {
              [&] { backend.copy(to.as(), from.as(), bytes); });
   bench_linears(bench);
   using ops::RowClass;
-  bench_attention(bench, RowClass::kGenerated, 1, 1, 1024, 262144);
-  bench_attention(bench, RowClass::kGenerated, 1, 1, 32768, 32768);
-  bench_attention(bench, RowClass::kGenerated, 1, 1, 131072, 262144);
-  bench_attention(bench, RowClass::kGenerated, 4, 4, 1024, 32768);
-  bench_attention(bench, RowClass::kGenerated, 8, 1, 1024, 32768);
-  bench_attention(bench, RowClass::kGenerated, 16, 1, 1024, 32768);
-  bench_attention(bench, RowClass::kGenerated, 1, 4, 4096, 32768);
-  bench_attention(bench, RowClass::kGenerated, 8, 1, 4096, 32768);
-  bench_attention(bench, RowClass::kGenerated, 8, 4, 4096, 32768);
-  bench_attention(bench, RowClass::kPrompt, 1, 512, 512, 4096);
-  bench_attention(bench, RowClass::kPrompt, 1, 2048, 4096, 4096);
+  for (const auto format : {ops::KvFormat::kBf16, ops::KvFormat::kFp8Dynamic}) {
+    bench_attention(bench, format, RowClass::kGenerated, 1, 1, 1024, 262144);
+    bench_attention(bench, format, RowClass::kGenerated, 1, 1, 32768, 32768);
+    bench_attention(bench, format, RowClass::kGenerated, 1, 1, 131072, 262144);
+    bench_attention(bench, format, RowClass::kGenerated, 4, 4, 1024, 32768);
+    bench_attention(bench, format, RowClass::kGenerated, 8, 1, 1024, 32768);
+    bench_attention(bench, format, RowClass::kGenerated, 16, 1, 1024, 32768);
+    bench_attention(bench, format, RowClass::kGenerated, 1, 4, 4096, 32768);
+    bench_attention(bench, format, RowClass::kGenerated, 8, 1, 4096, 32768);
+    bench_attention(bench, format, RowClass::kGenerated, 8, 4, 4096, 32768);
+    bench_attention(bench, format, RowClass::kPrompt, 1, 512, 512, 4096);
+    bench_attention(bench, format, RowClass::kPrompt, 1, 2048, 4096, 4096);
+  }
   bench_delta_rule(bench, RowClass::kGenerated, 1, 1, 1);
   bench_delta_rule(bench, RowClass::kGenerated, 8, 1, 1);
   bench_delta_rule(bench, RowClass::kGenerated, 8, 4, 3);

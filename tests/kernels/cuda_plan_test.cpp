@@ -109,13 +109,14 @@ TEST(LinearPlan, WarpsFillTheLastWave) {
 constexpr AttentionDevice kHopper{.num_processors = 132, .shared_bytes_per_block = 232448};
 constexpr AttentionDevice kSpark{.num_processors = 48, .shared_bytes_per_block = 101376};
 
-AttentionSize generated_rows(int rows, int segments) {
+AttentionSize generated_rows(int rows, int segments, int element_bytes = 2) {
   return {.path = AttentionPath::kGenerated,
           .num_rows = rows,
           .num_segments = segments,
           .num_kv_heads = 4,
           .group = 6,
           .head_dim = 256,
+          .element_bytes = element_bytes,
           .max_context = 262144,
           .scratch_bytes = attention_scratch_bytes(24, 256, rows, 262144),
           .max_arrivals = 32768};
@@ -137,24 +138,50 @@ TEST(AttentionPlan, SpansCoverTheContextInOrder) {
 TEST(AttentionPlan, UnitsHoldTheRowsOfASegment) {
   for (const auto& [rows, segments, columns, per_unit] :
        {std::tuple{1, 1, 8, 1}, {8, 8, 8, 1}, {8, 4, 16, 2}, {16, 4, 24, 4}, {64, 1, 32, 5}}) {
-    for (const AttentionDevice& device : {kHopper, kSpark}) {
-      const GeneratedPlan plan = plan_generated(generated_rows(rows, segments), device);
-      EXPECT_EQ(plan.columns, columns);
-      EXPECT_EQ(plan.rows_per_unit, per_unit);
-      EXPECT_LE(plan.rows_per_unit * plan.heads_per_unit, plan.columns);
-      EXPECT_LE(plan.shared_bytes, device.shared_bytes_per_block);
-      EXPECT_EQ(plan.grid % device.num_processors, 0);
-      EXPECT_GE(plan.grid, device.num_processors);
+    for (const int element_bytes : {2, 1}) {
+      const AttentionSize size = generated_rows(rows, segments, element_bytes);
+      for (const AttentionDevice& device : {kHopper, kSpark}) {
+        const GeneratedPlan plan = plan_generated(size, device);
+        EXPECT_EQ(plan.columns, columns);
+        EXPECT_EQ(plan.rows_per_unit, per_unit);
+        EXPECT_LE(plan.rows_per_unit * plan.heads_per_unit, plan.columns);
+        EXPECT_LE(plan.shared_bytes, device.shared_bytes_per_block);
+        EXPECT_EQ(plan.grid % device.num_processors, 0);
+        EXPECT_GE(plan.grid, device.num_processors);
+      }
+      // As many blocks stay as registers have been set aside for: shared memory allows them.
+      const GeneratedPlan plan = plan_generated(size, kHopper);
+      EXPECT_EQ(plan.grid, generated_blocks(columns, element_bytes) * kHopper.num_processors);
     }
-    // As many blocks stay as registers have been set aside for: shared memory allows them.
-    const GeneratedPlan plan = plan_generated(generated_rows(rows, segments), kHopper);
-    EXPECT_EQ(plan.grid, generated_blocks(columns) * kHopper.num_processors);
   }
   AttentionSize many_heads = generated_rows(3, 1);
   many_heads.group = 40;
   const GeneratedPlan plan = plan_generated(many_heads, kHopper);
   EXPECT_EQ(plan.head_units, 2);
   EXPECT_EQ(plan.rows_per_unit, 1);
+}
+
+TEST(AttentionPlan, TypesAndClassesChooseTheKernel) {
+  using ops::KvFormat;
+  using ops::RowClass;
+  for (const KvFormat narrow : {KvFormat::kBf16, KvFormat::kFp8Dynamic, KvFormat::kFp8Static}) {
+    EXPECT_EQ(attention_path(DType::kBF16, narrow, RowClass::kPrompt), AttentionPath::kPrompt);
+    EXPECT_EQ(attention_path(DType::kBF16, narrow, RowClass::kGenerated),
+              AttentionPath::kGenerated);
+    EXPECT_EQ(attention_path(DType::kF32, narrow, RowClass::kPrompt), AttentionPath::kPlain);
+  }
+  EXPECT_EQ(attention_path(DType::kBF16, KvFormat::kF32, RowClass::kGenerated),
+            AttentionPath::kPlain);
+}
+
+// Where the keys and values of several steps lie, scales and queries beside them.
+TEST(AttentionPlan, AsManyBytesAreUnderWayInEitherFormat) {
+  for (const int columns : {8, 16, 24, 32}) {
+    const auto under_way = [&](int element_bytes) {
+      return (ring_stages(columns, element_bytes) - 1) * stage_bytes(element_bytes);
+    };
+    EXPECT_EQ(under_way(1), under_way(2));
+  }
 }
 
 TEST(AttentionPlan, WhatIsSharedFitsScratchMemoryAndCounters) {
@@ -180,16 +207,19 @@ TEST(AttentionPlan, PromptTilesCoverEverySegment) {
         rows += n;
         tiles += (n * group + kTileQueries - 1) / kTileQueries;
       }
-      const PromptPlan plan = plan_prompt({.path = AttentionPath::kPrompt,
-                                           .num_rows = rows,
-                                           .num_segments = static_cast<int>(segments.size()),
-                                           .num_kv_heads = 2,
-                                           .group = group,
-                                           .head_dim = 256});
-      EXPECT_GE(plan.tiles, tiles);
-      EXPECT_LT(plan.tiles, tiles + static_cast<int>(segments.size()));
-      EXPECT_EQ(plan.grid, 2 * plan.tiles);
-      EXPECT_LE(plan.shared_bytes, kSpark.shared_bytes_per_block);
+      for (const int element_bytes : {2, 1}) {
+        const PromptPlan plan = plan_prompt({.path = AttentionPath::kPrompt,
+                                             .num_rows = rows,
+                                             .num_segments = static_cast<int>(segments.size()),
+                                             .num_kv_heads = 2,
+                                             .group = group,
+                                             .head_dim = 256,
+                                             .element_bytes = element_bytes});
+        EXPECT_GE(plan.tiles, tiles);
+        EXPECT_LT(plan.tiles, tiles + static_cast<int>(segments.size()));
+        EXPECT_EQ(plan.grid, 2 * plan.tiles);
+        EXPECT_LE(plan.shared_bytes, kSpark.shared_bytes_per_block);
+      }
     }
   }
 }

@@ -43,6 +43,14 @@ __device__ __forceinline__ void copy_async16(void* shared, const void* global, b
                : "memory");
 }
 
+// The same for four bytes, which go through the first-level cache.
+__device__ __forceinline__ void copy_async4(void* shared, const void* global, bool valid) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void commit_async() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
