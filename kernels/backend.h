@@ -5,8 +5,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,6 +76,9 @@ class Backend {
   virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void zero(void* destination, std::size_t bytes) = 0;
   virtual void synchronize() = 0;
+
+  // Of the device's memory, what nobody holds; nothing where the host's own figures say it.
+  virtual std::optional<std::int64_t> free_bytes() const { return std::nullopt; }
 
   // Records what `work` enqueues instead of running it: operators and copies of device memory, with
   // these pointers and sizes, so that what changes between replays lies in memory. The operators

@@ -98,6 +98,7 @@ template <class T>
 void prep_row(const ops::AttentionPrepArgs& a, std::int64_t row) {
   const ops::KvPages& pages = a.pages;
   const int dim = pages.head_dim;
+  if (a.batch.positions[row] == ops::kNoPosition) return;
   Rotation rotation;
   const float position = static_cast<float>(a.batch.positions[row] + a.rope_offset);
   for (int j = 0; j < a.rotary_dim / 2; ++j) {

@@ -85,7 +85,7 @@ void conv_channels(const ops::CausalConvArgs& a, const ops::Segment& segment, in
   for (int c = first; c < last; c += kLanes) {
     convolve<T>(a, segment, c, last - c < kLanes ? last - c : kLanes);
   }
-  advance_window<T>(a, segment, first, last - first);
+  if (segment.num_rows > 0) advance_window<T>(a, segment, first, last - first);
 }
 
 void causal_conv_channels(const ops::CausalConvArgs& a, const ops::Segment& segment, int first,

@@ -22,6 +22,7 @@
 #include "kernels/ops/paged_attention.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/sample.h"
+#include "kernels/ops/verify.h"
 
 namespace tandem::cpu {
 
@@ -49,6 +50,10 @@ void residual_rms_norm(CpuBackend& backend, const ops::ResidualRmsNormArgs& args
 void argmax_rows(CpuBackend& backend, const ops::ArgmaxRowsArgs& args);
 void sample_rows(CpuBackend& backend, const ops::SampleRowsArgs& args);
 std::size_t sample_scratch_bytes(const CpuBackend& backend, std::int64_t vocab);
+void merge_argmax(CpuBackend& backend, const ops::MergeArgmaxArgs& args);
+void lay_out_round(CpuBackend& backend, const ops::LayOutRoundArgs& args);
+void verify(CpuBackend& backend, const ops::VerifyArgs& args);
+void propose(CpuBackend& backend, const ops::ProposeArgs& args);
 
 // Instruments: cpu/instruments.cpp and cpu/memory_sweep.cpp.
 inline constexpr int kSweepWays = 1;

@@ -100,7 +100,9 @@ void gated_delta_rule(CpuBackend& backend, const ops::GatedDeltaRuleArgs& args) 
   parallel_ranges(backend, std::int64_t{args.batch.num_segments} * heads, 1,
                   [&](std::int64_t first, std::int64_t last, int thread) {
                     for (std::int64_t i = first; i < last; ++i) {
-                      head(args, gates, args.batch.segments[i / heads], static_cast<int>(i % heads),
+                      const ops::Segment& segment = args.batch.segments[i / heads];
+                      if (segment.num_rows == 0) continue;
+                      head(args, gates, segment, static_cast<int>(i % heads),
                            backend.thread_scratch(thread));
                     }
                   });

@@ -23,11 +23,12 @@ inline float row_scale(ops::KvFormat format, const float* scales, std::int64_t r
   return scales[format == ops::KvFormat::kFp8Dynamic ? row : h];
 }
 
-// Before a parallel region, which no exception may leave: every row's entry lies in a page that
-// exists.
+// Before a parallel region, which no exception may leave: every row's entry, but for padding,
+// lies in a page that exists.
 inline void check_rows_have_pages(const ops::BatchView& batch, const ops::KvPages& pages) {
   for (int r = 0; r < batch.num_rows; ++r) {
     const std::int32_t position = batch.positions[r];
+    if (position == ops::kNoPosition) continue;
     TANDEM_CHECK(position >= 0 && position / pages.page_tokens < batch.pages_per_sequence,
                  "row {} at position {}: table of {} pages of {} tokens", r, position,
                  batch.pages_per_sequence, pages.page_tokens);

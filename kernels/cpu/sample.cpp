@@ -190,6 +190,12 @@ void argmax_rows(CpuBackend& backend, const ops::ArgmaxRowsArgs& args) {
       });
 }
 
+void merge_argmax(CpuBackend&, const ops::MergeArgmaxArgs& args) {
+  for (int row = 0; row < args.num_rows; ++row) {
+    args.out[row] = {.id = ops::best_of_ranks(args.parts, args.num_ranks, args.num_rows, row).id};
+  }
+}
+
 std::size_t sample_scratch_bytes(const CpuBackend& backend, std::int64_t vocab) {
   return sizeof(Candidate) * static_cast<std::size_t>(vocab) *
          static_cast<std::size_t>(backend.num_threads());

@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_prep_kernel(ops::Atte
   if (row >= a.batch.num_rows) return;
   const int dim = a.pages.head_dim;
   const std::int32_t index = a.batch.positions[row];
+  if (index == ops::kNoPosition) return;
   const auto position = static_cast<float>(index + a.rope_offset);
   HeadValues values;
   int head = static_cast<int>(task % heads_per_row);

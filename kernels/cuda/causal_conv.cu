@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(kThreads) causal_conv_round_kernel(ops::Causal
   const int c = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
   if (c >= a.channels) return;
   const ops::Segment segment = a.batch.segments[blockIdx.x];
+  if (segment.num_rows == 0) return;
   const Channel<T> channel(a, segment, c);
   for (int row = 0; row < segment.num_rows; ++row) channel.convolve(a, segment, row);
   // The K-1 columns before the segment, then its own.

@@ -178,6 +178,12 @@ void CudaBackend::zero(void* destination, std::size_t bytes) {
 
 void CudaBackend::synchronize() { stream_->synchronize(); }
 
+std::optional<std::int64_t> CudaBackend::free_bytes() const {
+  std::size_t free = 0, total = 0;
+  TANDEM_CHECK_CUDA(cudaMemGetInfo(&free, &total));
+  return static_cast<std::int64_t>(free);
+}
+
 namespace {
 
 class RecordedGraph final : public RecordedWork {

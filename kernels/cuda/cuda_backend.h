@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,7 @@ class CudaBackend final : public Backend {
   void copy(void* destination, const void* source, std::size_t bytes) override;
   void zero(void* destination, std::size_t bytes) override;
   void synchronize() override;
+  std::optional<std::int64_t> free_bytes() const override;
   bool can_record() const override { return true; }
   std::unique_ptr<RecordedWork> record(const std::function<void()>& work) override;
   void mark(int i) override;

@@ -23,6 +23,7 @@
 #include "kernels/ops/paged_attention.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/sample.h"
+#include "kernels/ops/verify.h"
 
 namespace tandem::cuda {
 
@@ -49,6 +50,10 @@ void residual_rms_norm(CudaBackend& backend, const ops::ResidualRmsNormArgs& arg
 void argmax_rows(CudaBackend& backend, const ops::ArgmaxRowsArgs& args);
 void sample_rows(CudaBackend& backend, const ops::SampleRowsArgs& args);
 std::size_t sample_scratch_bytes(const CudaBackend& backend, std::int64_t vocab);
+void merge_argmax(CudaBackend& backend, const ops::MergeArgmaxArgs& args);
+void lay_out_round(CudaBackend& backend, const ops::LayOutRoundArgs& args);
+void verify(CudaBackend& backend, const ops::VerifyArgs& args);
+void propose(CudaBackend& backend, const ops::ProposeArgs& args);
 
 // Instruments: cuda/instruments.cpp, cuda/matrix_rate.cpp and cuda/memory_sweep.cu.
 inline constexpr int kSweepWays = 4;

@@ -87,6 +87,7 @@ class Columns {
 
   // Rows 0 .. pending - 1 are replayed, the others new.
   __device__ void run() {
+    if (segment_.num_rows == 0) return;
     load_state();
     const int rows = pending_ + segment_.num_rows;
     for (int first = 0; first < rows; first += kRowsAtOnce) {

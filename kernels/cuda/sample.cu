@@ -99,6 +99,16 @@ __global__ void __cluster_dims__(kArgmaxBlocks) __launch_bounds__(kThreads)
   a.out[row] = {best.value, static_cast<std::int32_t>(a.shard_begin + best.id)};
 }
 
+constexpr int kMergeThreads = 128;
+
+__global__ void __launch_bounds__(kMergeThreads) merge_argmax_kernel(ops::MergeArgmaxArgs a) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  const int row = static_cast<int>(blockIdx.x) * kMergeThreads + static_cast<int>(threadIdx.x);
+  if (row >= a.num_rows) return;
+  a.out[row] = {ops::best_of_ranks(a.parts, a.num_ranks, a.num_rows, row).id, 0.0f};
+}
+
 // Logits in the upper half, as unsigned numbers in their order; ids in the lower, descending.
 __device__ __forceinline__ Rank rank_of(float logit, std::int32_t id) {
   const std::uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 equals +0
@@ -473,6 +483,11 @@ void argmax_rows(CudaBackend& backend, const ops::ArgmaxRowsArgs& args) {
       std::min(std::max<std::int64_t>(args.valid_vocab - args.shard_begin, 0), args.shard_rows);
   launch_overlapping(backend, argmax_rows_kernel,
                      static_cast<unsigned>(args.num_rows * kArgmaxBlocks), kThreads, 0, args, n);
+}
+
+void merge_argmax(CudaBackend& backend, const ops::MergeArgmaxArgs& args) {
+  launch_overlapping(backend, merge_argmax_kernel, blocks_for(args.num_rows, kMergeThreads),
+                     kMergeThreads, 0, args);
 }
 
 std::size_t sample_scratch_bytes(const CudaBackend&, std::int64_t) {

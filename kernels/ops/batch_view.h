@@ -19,6 +19,19 @@ struct Segment {
   std::int32_t ends_prompt = 0;     // kPrompt: 1 if the last row is the last prompt token
 };
 
+// The arrays behind a view, for operators that lay out rows on the device.
+struct RowArrays {
+  std::int32_t* token_ids = nullptr;  // [rows]
+  std::int32_t* positions = nullptr;  // [rows]
+  std::int32_t* row_slots = nullptr;  // [rows]
+  Segment* segments = nullptr;        // [segments]
+};
+
+// Passes over generated rows may be padded to a size that was recorded: a segment may have no rows,
+// which leaves its slot's state alone, and a row of no segment has kNoPosition, token 0 and any
+// slot. Such rows are computed where that is simplest, keep nothing and touch no other row.
+inline constexpr std::int32_t kNoPosition = -1;
+
 struct BatchView {
   RowClass row_class = RowClass::kPrompt;
   int num_rows = 0;

@@ -19,6 +19,15 @@ void argmax_rows(Backend& backend, const ArgmaxRowsArgs& args) {
   TANDEM_DISPATCH(argmax_rows, backend, args);
 }
 
+void merge_argmax(Backend& backend, const MergeArgmaxArgs& args) {
+  TANDEM_CHECK(args.num_ranks >= 1 && args.num_rows >= 0, "{} rows of {} ranks", args.num_rows,
+               args.num_ranks);
+  if (args.num_rows == 0) return;
+  check_present(args.parts, "parts");
+  check_present(args.out, "out");
+  TANDEM_DISPATCH(merge_argmax, backend, args);
+}
+
 std::size_t sample_scratch_bytes(const Backend& backend, std::int64_t vocab) {
   TANDEM_CHECK(vocab > 0, "vocabulary of {}", vocab);
   TANDEM_DISPATCH(sample_scratch_bytes, backend, vocab);

@@ -27,6 +27,20 @@ struct ArgmaxRowsArgs {
 };
 void argmax_rows(Backend& backend, const ArgmaxRowsArgs& args);
 
+struct SampleResult {
+  std::int32_t id = 0;
+  float logprob = 0;  // natural log of the *unfiltered* softmax(logits) at id, temperature 1
+};
+
+// The best of the shards' bests; ties to the lower id.
+struct MergeArgmaxArgs {
+  const ArgmaxResult* parts = nullptr;  // [num_ranks, num_rows], ranks in the order of their ids
+  int num_ranks = 1;
+  int num_rows = 0;
+  SampleResult* out = nullptr;  // [num_rows], without log-probabilities
+};
+void merge_argmax(Backend& backend, const MergeArgmaxArgs& args);
+
 // What one row's draw depends on; nothing else does (rule 7 of determinism.md).
 struct SampleParams {
   float temperature = 0;  // 0: argmax, ties to the lower id
@@ -37,10 +51,16 @@ struct SampleParams {
   std::uint32_t position = 0;  // of the token being chosen
 };
 
-struct SampleResult {
-  std::int32_t id = 0;
-  float logprob = 0;  // natural log of the *unfiltered* softmax(logits) at id, temperature 1
-};
+// Shards are in the order of their ids, so a strict comparison leaves ties to the lower id.
+constexpr ArgmaxResult best_of_ranks(const ArgmaxResult* parts, int num_ranks, int num_rows,
+                                     int row) {
+  ArgmaxResult best = parts[row];
+  for (int rank = 1; rank < num_ranks; ++rank) {
+    const ArgmaxResult& other = parts[rank * num_rows + row];
+    if (other.value > best.value) best = other;
+  }
+  return best;
+}
 
 // The final distribution: softmax(logits / T) -> top-k -> top-p -> min-p, all in fp32; the sample
 // is argmax over the kept ids of logit / T + Gumbel noise keyed by (key, position, id).

@@ -1,5 +1,7 @@
 #include "engine/device_program.h"
 
+#include <iterator>
+
 #include "parallel/device_comm.h"
 #include "speculative/mtp.h"
 
@@ -24,6 +26,7 @@ Scratch take_scratch(PartAllocator& allocator, Model& model, Backend& backend,
 DeviceProgram::DeviceProgram(PartAllocator& allocator, const DeviceProgramInputs& in)
     : tables_(allocator, in.limits.shape),
       batch_(allocator, in.limits.shape, tables_),
+      rounds_(allocator, in.limits.shape, std::ssize(in.config.stop_ids)),
       model_(make_model({.config = in.config,
                          .checkpoint = in.checkpoint,
                          .weights = in.weights,
@@ -48,6 +51,7 @@ DeviceProgram::DeviceProgram(PartAllocator& allocator, const DeviceProgramInputs
   logits_ = allocator.take_array<float>(parts::kActivations,
                                         max_logit_rows_ * model_->vocab_shard().padded_rows);
   logit_rows_ = allocator.take_array<std::int32_t>(parts::kHostTables, max_logit_rows_);
+  round_params_ = allocator.take_array<ops::SampleParams>(parts::kActivations, max_logit_rows_);
   scratch_ = take_scratch(allocator, *model_, in.backend, shape);
 }
 

@@ -9,6 +9,7 @@
 #include "memory/part_allocator.h"
 #include "models/batch_arrays.h"
 #include "models/model.h"
+#include "models/round_tables.h"
 #include "sampling/sampler.h"
 #include "speculative/drafter.h"
 
@@ -33,12 +34,14 @@ class DeviceProgram {
   Sampler& sampler() { return *sampler_; }
   BatchArrays& batch() { return batch_; }
   SlotTables& tables() { return tables_; }
+  RoundTables& rounds() { return rounds_; }
   Scratch& scratch() { return scratch_; }
 
   void* hidden() const { return hidden_; }                  // [max_rows, hidden], of the last pass
   void* head_input() const { return head_input_; }          // [max_logit_rows, hidden]
   float* logits() const { return logits_; }                 // [max_logit_rows, padded shard]
   std::int32_t* logit_rows() const { return logit_rows_; }  // [max_logit_rows]
+  ops::SampleParams* round_params() const { return round_params_; }  // [max_logit_rows]
   int max_logit_rows() const { return max_logit_rows_; }
 
   void reset_slot(Backend& backend, int slot);
@@ -48,6 +51,7 @@ class DeviceProgram {
  private:
   SlotTables tables_;
   BatchArrays batch_;
+  RoundTables rounds_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Sampler> sampler_;
   std::unique_ptr<Drafter> drafter_;
@@ -56,6 +60,7 @@ class DeviceProgram {
   void* head_input_;
   float* logits_;
   std::int32_t* logit_rows_;
+  ops::SampleParams* round_params_;
   Scratch scratch_;
 };
 

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "engine/validators.h"
 
 namespace tandem {
@@ -16,22 +17,35 @@ Engine::Engine(EngineDeps deps, EngineSettings settings)
                settings_.limits.shape.activations},
       scheduler_(settings_.limits.scheduler),
       timer_(deps_.comm, deps_.backend),
-      rounds_(context_, deps_.program),
+      rounds_(context_, deps_.program,
+              {.max_sequences = settings_.limits.shape.max_sequences,
+               .draft_tokens = settings_.limits.draft_tokens,
+               .adaptive_depth = settings_.adaptive_depth,
+               .pad = settings_.pad_rounds,
+               .sample = settings_.sample}),
       draft_depth_(settings_.limits.draft_tokens) {
   const auto& shape = settings_.limits.shape;
   deps_.program.tables().clear(deps_.backend);
+  deps_.program.rounds().clear(deps_.backend, settings_.stop_ids);
   if (settings_.adaptive_depth && settings_.limits.draft_tokens > 0 && deps_.comm.rank() == 0) {
     adaptive_depth_.emplace(settings_.limits.draft_tokens);
   }
   const auto rows = static_cast<std::size_t>(deps_.program.max_logit_rows());
   params_.reserve(rows);
   sampled_.resize(rows);
-  draft_requests_.reserve(static_cast<std::size_t>(shape.max_sequences));
+  slots_.reserve(static_cast<std::size_t>(shape.max_sequences));
+  sampled_rounds_.reserve(static_cast<std::size_t>(shape.max_sequences));
   finished_.reserve(static_cast<std::size_t>(shape.max_sequences));
   const double begin_s = monotonic_s();
-  const int recorded =
-      rounds_.record(shape.max_sequences, settings_.limits.draft_tokens + 1, settings_.sample);
-  if (recorded > 0) log_info("{} rounds recorded in {:.1f} s", recorded, monotonic_s() - begin_s);
+  const auto free_before = deps_.backend.free_bytes();
+  const int recorded = rounds_.record();
+  if (recorded > 0) {
+    log_info("{} rounds recorded in {:.1f} s; they hold {}, planned were {}", recorded,
+             monotonic_s() - begin_s,
+             free_before ? format_bytes(*free_before - *deps_.backend.free_bytes()) : "?",
+             format_bytes(
+                 recorded_bytes(rounds_.job(), deps_.program.model().config().num_hidden_layers)));
+  }
 }
 
 double Engine::now_s() const { return monotonic_s() - settings_.time_zero_s; }
@@ -246,6 +260,12 @@ void Engine::write_page_table(const Sequence& seq) {
   std::copy(seq.pages.begin(), seq.pages.end(), row);
 }
 
+// All pages that the sequence owns: a round may write ahead of its rows.
+void Engine::upload_pages(const Sequence& seq) {
+  write_page_table(seq);
+  deps_.program.tables().upload_pages(deps_.backend, seq.slot, static_cast<int>(seq.pages.size()));
+}
+
 void Engine::prompt_pass(const StepPlan& plan) {
   auto& program = deps_.program;
   auto& batch = program.batch();
@@ -283,7 +303,7 @@ void Engine::prompt_pass(const StepPlan& plan) {
   }
   auto tokens = sample_rows();
 
-  draft_requests_.clear();
+  slots_.clear();
   for (const auto& chunk : plan.chunks) {
     auto& request = in_flight(chunk.seq);
     scheduler_.complete_chunk(chunk);
@@ -295,122 +315,146 @@ void Engine::prompt_pass(const StepPlan& plan) {
         continue;
       }
     }
-    if (chunk.ends_prompt) {
-      const auto& seq = request.seq;
-      want_drafts(request, seq.prompt_len,
-                  std::span(seq.tokens).subspan(static_cast<std::size_t>(seq.prompt_len), 1),
-                  DraftRequest::kCarriedHidden);
-    }
+    if (chunk.ends_prompt) join_rounds(request.seq);
   }
-  if (program.drafter() != nullptr) {
-    const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
-    program.drafter()->draft(context_, draft_requests_, program.hidden());
+  if (slots_.empty()) return;
+  const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
+  rounds_.draft_behind_prompts(slots_, draft_depth_);
+}
+
+ops::RoundSlot Engine::round_slot(const Sequence& seq, int position) const {
+  return {.last_token = seq.tokens[static_cast<std::size_t>(position)],
+          .position = position,
+          .limit_len = seq.limit_len,
+          .stops = seq.request->sampling.ignore_eos ? 0 : 1,
+          .sampling = sample_params(seq, 0)};
+}
+
+// Behind the prompt: the token that it yielded, or before a recomputation the one that is known.
+void Engine::join_rounds(Sequence& seq) {
+  upload_pages(seq);
+  seq.num_drafts = wanted_drafts(seq);
+  ops::RoundSlot slot = round_slot(seq, seq.prompt_len);
+  slot.num_drafts = seq.num_drafts;
+  deps_.program.rounds().join(deps_.backend, seq.slot, slot);
+  slots_.push_back(seq.slot);
+}
+
+void Engine::join_known_round(const RoundEntry& entry) {
+  const auto& seq = *entry.seq;
+  ops::RoundSlot slot = round_slot(seq, entry.start);
+  slot.num_drafts = entry.num_rows - 1;
+  const auto behind = seq.tokens.begin() + entry.start + 1;
+  std::copy_n(behind, slot.num_drafts, slot.drafts);
+  slot.known_next = behind[slot.num_drafts];
+  deps_.program.rounds().join(deps_.backend, seq.slot, slot);
+  slots_.push_back(seq.slot);
+}
+
+// Rows that are computed again: their tokens are known, so their round yields none and has no
+// record that the host would have to read.
+void Engine::run_known_rounds(const StepPlan& plan) {
+  slots_.clear();
+  int rows = 0;
+  int depth = 0;
+  for (const auto& entry : plan.rounds) {
+    if (!entry.forced) continue;
+    auto& seq = *entry.seq;
+    upload_pages(seq);
+    join_known_round(entry);
+    rows = std::max(rows, entry.num_rows);
+    scheduler_.complete_round(entry, entry.num_rows);
+    seq.num_drafts = wanted_drafts(seq);
+    if (seq.state == SequenceState::kRunning) depth = draft_depth_;
+  }
+  if (slots_.empty()) return;
+  const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
+  rounds_.run_known(slots_, rows, depth);
+  for (const auto& entry : plan.rounds) {
+    if (entry.forced) deps_.program.tables().note_pending_rows(entry.seq->slot, entry.num_rows);
   }
 }
 
 void Engine::round_pass(const StepPlan& plan) {
-  auto& program = deps_.program;
-  auto& batch = program.batch();
-  wait_for_device();
-  batch.clear(ops::RowClass::kGenerated);
-  params_.clear();
+  run_known_rounds(plan);
+  sampled_rounds_.clear();
+  slots_.clear();
+  int rows = 0;
+  bool any_draws = false;
   for (const auto& entry : plan.rounds) {
-    auto& seq = *entry.seq;
-    write_page_table(seq);
-    batch.add_segment(seq.slot, entry.start);
-    for (int i = 0; i < entry.num_rows; ++i) {
-      const int position = entry.start + i;
-      const bool known = entry.forced || i == 0;
-      if (!entry.forced) {
-        program.logit_rows()[params_.size()] = batch.num_rows();
-        params_.push_back(sample_params(seq, position + 1));
-      }
-      batch.add_row(known ? seq.tokens[static_cast<std::size_t>(position)]
-                          : seq.drafts[static_cast<std::size_t>(i - 1)]);
-    }
+    if (entry.forced) continue;
+    upload_pages(*entry.seq);
+    sampled_rounds_.push_back(&entry);
+    slots_.push_back(entry.seq->slot);
+    rows = std::max(rows, entry.num_rows);
+    any_draws = any_draws || entry.seq->request->sampling.temperature > 0;
   }
-  const RoundShape shape{batch.num_rows(), batch.num_segments(), static_cast<int>(params_.size()),
-                         Sampler::method_of(params_, settings_.sample)};
+  if (slots_.empty()) return;
   {
     const BeaconScope scope(&deps_.beacon, "round", WaitsForPeers::kNo);
     const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
-    batch.upload(deps_.backend);
-    program.sampler().set_params(params_);
-    rounds_.run(shape);
+    rounds_.run(slots_, rows, draft_depth_, Sampler::method_of(any_draws, settings_.sample));
   }
+  deps_.program.rounds().fetch_records(deps_.backend, static_cast<int>(slots_.size()));
   wait_for_device();
-  auto tokens = collect_tokens(shape.num_sampled, shape.method);
-
-  draft_requests_.clear();
-  for (std::size_t i = 0; i < plan.rounds.size(); ++i) {
-    const auto& entry = plan.rounds[i];
-    auto& request = in_flight(entry.seq);
-    auto& seq = request.seq;
-    const auto& segment = batch.segment(static_cast<int>(i));
-    int accepted_rows = entry.num_rows;
-    bool alive = true;
-    if (!entry.forced) {
-      const auto mine = tokens.first(static_cast<std::size_t>(entry.num_rows));
-      tokens = tokens.subspan(static_cast<std::size_t>(entry.num_rows));
-      const auto drafts = std::span<const std::int32_t>(seq.drafts)
-                              .first(static_cast<std::size_t>(entry.num_rows - 1));
-      sampled_ids_.clear();
-      for (const auto& token : mine) sampled_ids_.push_back(token.id);
-      const int accepted = count_accepted(drafts, sampled_ids_);
-      request.acceptance.count_round(entry.num_rows - 1, accepted);
-      record_.draft_tokens += entry.num_rows - 1;
-      record_.accepted_tokens += accepted;
-      if (adaptive_depth_) adaptive_depth_->count_round(entry.num_rows - 1, accepted);
-      if (deps_.on_round) deps_.on_round(request, drafts, accepted);
-      accepted_rows = accepted + 1;
-      for (int r = 0; r < accepted_rows && alive; ++r) {
-        alive = emit(request, mine[static_cast<std::size_t>(r)]);
-        if (!alive) request.discarded_tokens += accepted_rows - 1 - r;
-      }
-    }
-    program.tables().pending_rows[seq.slot] = accepted_rows;
-    if (!alive) {
-      finished_.push_back(&request);
-      continue;
-    }
-    scheduler_.complete_round(entry, accepted_rows);
-    want_drafts(request, entry.start + 1,
-                std::span(seq.tokens)
-                    .subspan(static_cast<std::size_t>(entry.start + 1),
-                             static_cast<std::size_t>(accepted_rows)),
-                segment.first_row);
-  }
-  if (program.drafter() != nullptr) {
-    const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
-    program.drafter()->draft(context_, draft_requests_, program.hidden());
+  for (std::size_t place = 0; place < sampled_rounds_.size(); ++place) {
+    complete_round(*sampled_rounds_[place], static_cast<int>(place));
   }
   group_drafted_ += record_.draft_tokens;
   group_accepted_ += record_.accepted_tokens;
+}
+
+void Engine::complete_round(const RoundEntry& entry, int place) {
+  auto& request = in_flight(entry.seq);
+  auto& seq = request.seq;
+  const ops::RoundRecord& round = deps_.program.rounds().record(place);
+  TANDEM_CHECK(round.slot == seq.slot && round.position == entry.start &&
+                   round.num_drafts == entry.num_rows - 1,
+               "sequence {}: slot {} at {} with {} drafts, the round had slot {} at {} with {}",
+               seq.index, seq.slot, entry.start, entry.num_rows - 1, round.slot, round.position,
+               round.num_drafts);
+  request.acceptance.count_round(round.num_drafts, round.accepted);
+  record_.draft_tokens += round.num_drafts;
+  record_.accepted_tokens += round.accepted;
+  if (adaptive_depth_) adaptive_depth_->count_round(round.num_drafts, round.accepted);
+  if (deps_.on_round) {
+    deps_.on_round(request,
+                   std::span(round.drafts).first(static_cast<std::size_t>(round.num_drafts)),
+                   round.accepted);
+  }
+  deps_.program.tables().note_pending_rows(seq.slot, round.accepted + 1);
+  for (int i = 0; i <= round.accepted; ++i) {
+    SampledToken token{.id = round.tokens[i], .logprob = round.logprobs[i]};
+    if (settings_.sample.logit_hashes) {
+      token.logit_hash = deps_.program.sampler().hash_row(context_, deps_.program.logits(),
+                                                          rounds_.row_of(place, i));
+    }
+    if (emit(request, token)) continue;
+    request.discarded_tokens += round.accepted - i;
+    finished_.push_back(&request);
+    return;
+  }
+  scheduler_.complete_round(entry, round.accepted + 1);
+  seq.num_drafts = wanted_drafts(seq);
+  TANDEM_CHECK(seq.num_drafts == round.next_num_drafts, "sequence {}: {} drafts, {} made",
+               seq.index, seq.num_drafts, round.next_num_drafts);
 }
 
 std::span<const SampledToken> Engine::sample_rows() {
   if (params_.empty()) return {};
   auto& program = deps_.program;
   const BeaconScope scope(&deps_.beacon, "sampling", WaitsForPeers::kNo);
-  const int n = static_cast<int>(params_.size());
-  const SampleMethod method = Sampler::method_of(params_, settings_.sample);
   {
     const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
-    rounds_.enqueue_logits(n);
+    rounds_.enqueue_logits(static_cast<int>(params_.size()));
   }
   {
     const StepTimer::Scope timed(timer_, &StepSplit::sample_verify_s);
-    program.sampler().set_params(params_);
-    program.sampler().enqueue(context_, program.logits(), n, method);
+    program.sampler().begin(context_, program.logits(), params_, settings_.sample);
   }
   wait_for_device();
-  return collect_tokens(n, method);
-}
-
-std::span<const SampledToken> Engine::collect_tokens(int num_rows, SampleMethod method) {
-  const auto out = std::span(sampled_).first(static_cast<std::size_t>(num_rows));
-  deps_.program.sampler().collect(context_, deps_.program.logits(), num_rows, method,
-                                  settings_.sample, out);
+  const auto out = std::span(sampled_).first(params_.size());
+  program.sampler().finish(context_, program.logits(), settings_.sample, out);
   return out;
 }
 
@@ -451,17 +495,6 @@ int Engine::wanted_drafts(const Sequence& seq) const {
   if (seq.state != SequenceState::kRunning) return 0;
   // The row of the last useful draft is that of position limit_len - 2: it yields the last token.
   return std::clamp(seq.limit_len - 2 - (seq.len() - 1), 0, draft_depth_);
-}
-
-void Engine::want_drafts(InFlight& request, int first_position,
-                         std::span<const std::int32_t> tokens, int first_hidden_row) {
-  if (deps_.program.drafter() == nullptr) return;
-  draft_requests_.push_back({.slot = request.seq.slot,
-                             .first_position = first_position,
-                             .tokens = tokens,
-                             .first_hidden_row = first_hidden_row,
-                             .num_drafts = wanted_drafts(request.seq),
-                             .drafts = &request.seq.drafts});
 }
 
 void Engine::finish(InFlight& request) {

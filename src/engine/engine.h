@@ -45,6 +45,7 @@ struct EngineSettings {
   std::vector<std::int32_t> stop_ids;
   bool clear_cache_between_groups = true;
   bool adaptive_depth = false;  // up to limits.draft_tokens
+  bool pad_rounds = false;      // for tests: also where nothing is recorded
   double time_zero_s = 0;       // monotonic time of the job's start on this host
 };
 
@@ -116,6 +117,8 @@ class Engine {
   void apply_resets(const StepPlan& plan);
   void prompt_pass(const StepPlan& plan);
   void round_pass(const StepPlan& plan);
+  void run_known_rounds(const StepPlan& plan);
+  void complete_round(const RoundEntry& entry, int place);
   // Appends a sampled token; returns false when the request has ended with it.
   bool emit(InFlight& request, const SampledToken& token);
   void finish(InFlight& request);
@@ -123,12 +126,13 @@ class Engine {
   RequestRecord make_record(const InFlight& request) const;
   void wait_for_device();
   void write_page_table(const Sequence& seq);
+  void upload_pages(const Sequence& seq);
   ops::SampleParams sample_params(const Sequence& seq, int position) const;
   std::span<const SampledToken> sample_rows();
-  std::span<const SampledToken> collect_tokens(int num_rows, SampleMethod method);
   int wanted_drafts(const Sequence& seq) const;
-  void want_drafts(InFlight& request, int first_position, std::span<const std::int32_t> tokens,
-                   int first_hidden_row);
+  void join_rounds(Sequence& seq);
+  void join_known_round(const RoundEntry& entry);
+  ops::RoundSlot round_slot(const Sequence& seq, int position) const;
   InFlight& in_flight(const Sequence* seq) { return *by_index_.at(seq->index); }
   double now_s() const;
   void report_status();
@@ -167,8 +171,8 @@ class Engine {
   // Scratch of a step, reused.
   std::vector<ops::SampleParams> params_;
   std::vector<SampledToken> sampled_;
-  std::vector<std::int32_t> sampled_ids_;
-  std::vector<DraftRequest> draft_requests_;
+  std::vector<std::int32_t> slots_;  // of a launch
+  std::vector<const RoundEntry*> sampled_rounds_;
   std::vector<InFlight*> finished_;
 };
 

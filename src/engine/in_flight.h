@@ -11,7 +11,7 @@
 #include "prompts/request.h"
 #include "prompts/stop_matcher.h"
 #include "scheduler/sequence.h"
-#include "speculative/verifier.h"
+#include "speculative/acceptance.h"
 
 namespace tandem {
 

@@ -4,6 +4,7 @@
 
 #include "base/units.h"
 #include "engine/canary.h"
+#include "engine/round_runner.h"
 
 namespace tandem {
 namespace {
@@ -34,6 +35,15 @@ RankPlan rank_plan(const MemoryPlanInputs& in, const CountingAllocator& counts) 
   // All arenas exist before the first byte is read, so loading adds its staging buffer only.
   plan.load_transient_bytes = LoadOptions{}.staging_bytes;
   for (const auto& part : plan.parts) plan.loaded_parts.push_back(part.name);
+  // Made when the weights are there.
+  if (in.backend.can_record()) {
+    const RoundShapes rounds{.max_sequences = in.limits.shape.max_sequences,
+                             .draft_tokens = in.limits.draft_tokens,
+                             .adaptive_depth = in.job.speculative.adaptive,
+                             .sample = {.logprobs = in.job.output.logprobs > 0}};
+    plan.parts.push_back(
+        {.name = "recorded rounds", .bytes = recorded_bytes(rounds, in.config.num_hidden_layers)});
+  }
 
   const auto& s = in.limits.scheduler;
   const auto bytes_of = [&](std::string_view part) {

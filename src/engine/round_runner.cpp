@@ -1,56 +1,108 @@
 #include "engine/round_runner.h"
 
 #include <algorithm>
-#include <vector>
+#include <bit>
 
 #include "kernels/ops/elementwise.h"
 
 namespace tandem {
 namespace {
 
-// Bounds start-up time and the driver's memory for recorded work.
 constexpr std::size_t kMaxRecorded = 128;
+// Of an operator in a recording: its arguments and the driver's own account of it.
+constexpr std::int64_t kOperatorBytes = 2048;
+// Of a layer, a head with the choice of tokens, or a drafter's step.
+constexpr std::int64_t kLayerOperators = 16;
+
+// 1, 2, 3, 4, 6, 8, 12, 16, 24, ... at most max_sequences.
+int padded(int num_slots, int max_sequences) {
+  const int power = static_cast<int>(std::bit_ceil(static_cast<unsigned>(num_slots)));
+  const int between = power / 4 * 3;
+  return std::min(num_slots <= between ? between : power, max_sequences);
+}
 
 }  // namespace
 
-RoundRunner::RoundRunner(const LayerContext& context, DeviceProgram& program)
-    : context_(context), program_(program) {}
-
-int RoundRunner::record(int max_sequences, int max_rows, const SampleOptions& options) {
-  Backend& backend = context_.backend;
-  if (!backend.can_record() || !context_.comm.capturable()) return 0;
+std::vector<RoundShape> recorded_shapes(const RoundShapes& job) {
   std::vector<SampleMethod> methods = {SampleMethod::kArgmax, SampleMethod::kGathered};
-  if (options.logprobs) methods = {SampleMethod::kGatheredLogprobs};
-
-  auto& batch = program_.batch();
-  bool first = true;
-  for (int rows = 1; rows <= max_rows; ++rows) {
-    for (int sequences = 1; sequences <= max_sequences; ++sequences) {
-      if (recorded_.size() + methods.size() > kMaxRecorded) break;
-      batch.clear(ops::RowClass::kGenerated);
-      for (int slot = 0; slot < sequences; ++slot) {
-        batch.add_segment(slot, 0);
-        for (int i = 0; i < rows; ++i) {
-          program_.logit_rows()[batch.num_rows()] = batch.num_rows();
-          batch.add_row(0);
-        }
-      }
-      batch.upload(backend);
-      for (const SampleMethod method : methods) {
-        const RoundShape shape{batch.num_rows(), sequences, batch.num_rows(), method};
-        // What is set up once by the first use of an operator must not be part of a recording.
-        if (first) enqueue(shape);
-        first = false;
-        backend.synchronize();
-        recorded_[shape] = backend.record([&] { enqueue(shape); });
+  if (job.sample.logprobs) methods = {SampleMethod::kGatheredLogprobs};
+  std::vector<int> places;
+  for (int n = 1; n <= job.max_sequences; n = places.back() + 1) {
+    places.push_back(padded(n, job.max_sequences));
+  }
+  std::vector<RoundShape> shapes;
+  const auto add = [&](const RoundShape& shape) {
+    if (shapes.size() < kMaxRecorded) shapes.push_back(shape);
+  };
+  const int least_depth = job.adaptive_depth ? 0 : job.draft_tokens;
+  for (int depth = job.draft_tokens; depth >= least_depth; --depth) {
+    for (const SampleMethod method : methods) {
+      for (const int n : places) {
+        add({.num_places = n, .rows = depth + 1, .depth = depth, .method = method});
       }
     }
+  }
+  for (const int n : places) {
+    if (job.draft_tokens == 0) break;
+    add({.num_places = n, .rows = 1, .depth = job.draft_tokens, .follows_prompt = true});
+  }
+  return shapes;
+}
+
+std::int64_t recorded_bytes(const RoundShapes& job, std::int64_t num_layers) {
+  std::int64_t layers = 0;
+  for (const RoundShape& shape : recorded_shapes(job)) {
+    layers += (shape.follows_prompt ? 1 : num_layers + 2) + 2 * shape.depth;
+  }
+  return layers * kLayerOperators * kOperatorBytes;
+}
+
+RoundRunner::RoundRunner(const LayerContext& context, DeviceProgram& program,
+                         const RoundShapes& job)
+    : context_(context), program_(program), job_(job) {}
+
+int RoundRunner::record() {
+  Backend& backend = context_.backend;
+  if (!backend.can_record() || !context_.comm.capturable()) return 0;
+  program_.rounds().order(backend, {}, job_.max_sequences, 0);  // empty places: nothing is written
+  for (const RoundShape& shape : recorded_shapes(job_)) {
+    // What is set up once by the first use of an operator must not be part of a recording.
+    if (recorded_.empty()) enqueue(shape);
+    backend.synchronize();
+    recorded_[shape] = backend.record([&] { enqueue(shape); });
   }
   backend.synchronize();
   return static_cast<int>(recorded_.size());
 }
 
-void RoundRunner::run(const RoundShape& shape) {
+void RoundRunner::run(std::span<const std::int32_t> slots, int rows, int depth,
+                      SampleMethod method) {
+  RoundShape shape{.rows = rows, .depth = depth, .method = method};
+  if (pads()) {
+    // As many rows and drafts as the other asks for: combinations of their own are not recorded.
+    // What is too much is padding, or a draft that no slot wants.
+    shape.rows = std::max(rows, depth + 1);
+    shape.depth = shape.rows - 1;
+  }
+  last_rows_ = shape.rows;
+  launch(slots, shape, depth);
+}
+
+void RoundRunner::run_known(std::span<const std::int32_t> slots, int rows, int depth) {
+  launch(slots, {.rows = rows, .depth = depth}, depth);
+}
+
+void RoundRunner::draft_behind_prompts(std::span<const std::int32_t> slots, int depth) {
+  if (program_.drafter() == nullptr) return;
+  const int most = pads() ? job_.draft_tokens : depth;
+  launch(slots, {.rows = 1, .depth = most, .follows_prompt = true}, depth);
+}
+
+void RoundRunner::launch(std::span<const std::int32_t> slots, RoundShape shape, int depth) {
+  const int num_slots = static_cast<int>(slots.size());
+  shape.num_places = pads() ? padded(num_slots, job_.max_sequences) : num_slots;
+  program_.tables().upload_pending_rows(context_.backend);
+  program_.rounds().order(context_.backend, slots, shape.num_places, depth);
   const auto found = recorded_.find(shape);
   if (found == recorded_.end()) {
     enqueue(shape);
@@ -60,10 +112,32 @@ void RoundRunner::run(const RoundShape& shape) {
 }
 
 void RoundRunner::enqueue(const RoundShape& shape) {
-  program_.model().forward(context_, program_.batch().view(), program_.hidden());
-  if (shape.num_sampled == 0) return;
-  enqueue_logits(shape.num_sampled);
-  program_.sampler().enqueue(context_, program_.logits(), shape.num_sampled, shape.method);
+  Backend& backend = context_.backend;
+  Drafter* drafter = program_.drafter();
+  const ops::RoundPlaces places = program_.rounds().places(shape.num_places, shape.rows);
+  if (shape.follows_prompt) return drafter->follow_prompt(context_, places, shape.depth);
+
+  auto& batch = program_.batch();
+  const int num_rows = shape.num_places * shape.rows;
+  ops::SampleParams* params = shape.method ? program_.round_params() : nullptr;
+  ops::lay_out_round(backend, {.places = places, .out = batch.device_rows(), .params = params});
+  program_.model().forward(context_, batch.view_of_places(shape.num_places, shape.rows),
+                           program_.hidden());
+  ops::VerifyArgs verify =
+      program_.rounds().verify_args(places, program_.tables().device_pending_rows());
+  if (shape.method) {
+    program_.model().logits(context_, program_.hidden(), num_rows, program_.logits());
+    program_.sampler().enqueue(context_, program_.logits(), num_rows, *shape.method, params);
+    verify.sampled = program_.sampler().results();
+  }
+  if (drafter != nullptr) {
+    verify.certain = drafter->certain_rows();
+    verify.last_rows = drafter->last_rows();
+  }
+  ops::verify(backend, verify);
+  if (drafter != nullptr) {
+    drafter->follow_round(context_, places, shape.depth, program_.hidden());
+  }
 }
 
 void RoundRunner::enqueue_logits(int num_rows) {

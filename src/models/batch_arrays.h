@@ -35,7 +35,10 @@ class SlotTables {
     std::fill_n(page_table, pages, 0);
     std::fill_n(pending_rows, shape_.max_sequences, 0);
     backend.zero(device_page_table_, pages * sizeof(std::int32_t));
+    backend.zero(device_pending_rows_,
+                 static_cast<std::size_t>(shape_.max_sequences) * sizeof(std::int32_t));
     uploaded_.assign(pages, 0);
+    uploaded_pending_.assign(static_cast<std::size_t>(shape_.max_sequences), 0);
   }
   // The first `count` pages of a slot, unless they are there already.
   void upload_pages(Backend& backend, int slot, int count) {
@@ -48,12 +51,24 @@ class SlotTables {
     backend.copy(device_page_table_ + first, row,
                  static_cast<std::size_t>(count) * sizeof(std::int32_t));
   }
+  // Those that the host has changed. Each by itself: between them may lie slots that rounds on the
+  // device have moved on since the host last heard of them.
   void upload_pending_rows(Backend& backend) {
-    backend.copy(device_pending_rows_, pending_rows,
-                 static_cast<std::size_t>(shape_.max_sequences) * sizeof(std::int32_t));
+    if (uploaded_.empty()) clear_shadow();
+    for (int slot = 0; slot < shape_.max_sequences; ++slot) {
+      auto& uploaded = uploaded_pending_[static_cast<std::size_t>(slot)];
+      if (pending_rows[slot] == uploaded) continue;
+      uploaded = pending_rows[slot];
+      backend.copy(device_pending_rows_ + slot, pending_rows + slot, sizeof(std::int32_t));
+    }
+  }
+  // The device has set it itself.
+  void note_pending_rows(int slot, int rows) {
+    if (uploaded_.empty()) clear_shadow();
+    pending_rows[slot] = uploaded_pending_[static_cast<std::size_t>(slot)] = rows;
   }
   const std::int32_t* device_page_table() const { return device_page_table_; }
-  const std::int32_t* device_pending_rows() const { return device_pending_rows_; }
+  std::int32_t* device_pending_rows() const { return device_pending_rows_; }
 
   // The host's; to be changed only while nothing that was enqueued may still copy them.
   std::int32_t* page_table;    // [max_sequences, pages_per_sequence]
@@ -63,12 +78,16 @@ class SlotTables {
   static std::int64_t num_pages(const EngineShape& shape) {
     return std::int64_t{shape.max_sequences} * shape.pages_per_sequence;
   }
-  void clear_shadow() { uploaded_.assign(static_cast<std::size_t>(num_pages(shape_)), -1); }
+  void clear_shadow() {
+    uploaded_.assign(static_cast<std::size_t>(num_pages(shape_)), -1);
+    uploaded_pending_.assign(static_cast<std::size_t>(shape_.max_sequences), -1);
+  }
 
   EngineShape shape_;
   std::int32_t* device_page_table_;
   std::int32_t* device_pending_rows_;
-  std::vector<std::int32_t> uploaded_;  // what the device has; -1: nothing yet
+  std::vector<std::int32_t> uploaded_;          // what the device has; -1: nothing yet
+  std::vector<std::int32_t> uploaded_pending_;  // likewise
 };
 
 class BatchArrays {
@@ -120,10 +139,19 @@ class BatchArrays {
     return view();
   }
   // As uploaded.
-  ops::BatchView view() const {
-    return {.row_class = row_class_,
-            .num_rows = num_rows_,
-            .num_segments = num_segments_,
+  ops::BatchView view() const { return view(row_class_, num_rows_, num_segments_); }
+  // A pass over generated rows that operators lay out on the device, in device_rows().
+  ops::BatchView view_of_places(int num_places, int rows) const {
+    TANDEM_CHECK(num_places <= shape_.max_sequences && num_places * rows <= shape_.max_rows);
+    return view(ops::RowClass::kGenerated, num_places * rows, num_places);
+  }
+  const ops::RowArrays& device_rows() const { return device_; }
+
+ private:
+  ops::BatchView view(ops::RowClass row_class, int num_rows, int num_segments) const {
+    return {.row_class = row_class,
+            .num_rows = num_rows,
+            .num_segments = num_segments,
             .token_ids = device_.token_ids,
             .positions = device_.positions,
             .row_slots = device_.row_slots,
@@ -133,22 +161,15 @@ class BatchArrays {
             .page_tokens = shape_.page_tokens,
             .pending_rows = tables_.device_pending_rows()};
   }
-
- private:
-  struct Arrays {
-    ops::Segment* segments = nullptr;   // [max_sequences]
-    std::int32_t* token_ids = nullptr;  // [max_rows]
-    std::int32_t* positions = nullptr;  // [max_rows]
-    std::int32_t* row_slots = nullptr;  // [max_rows]
-  };
   static std::size_t bytes(const EngineShape& shape) {
     return sizeof(ops::Segment) * static_cast<std::size_t>(shape.max_sequences) +
            3 * sizeof(std::int32_t) * static_cast<std::size_t>(shape.max_rows);
   }
   // One block, so that one copy will do.
-  Arrays arrays_at(void* block) const {
+  ops::RowArrays arrays_at(void* block) const {
     if (block == nullptr) return {};
-    Arrays arrays{.segments = static_cast<ops::Segment*>(block)};
+    ops::RowArrays arrays;
+    arrays.segments = static_cast<ops::Segment*>(block);
     arrays.token_ids = reinterpret_cast<std::int32_t*>(arrays.segments + shape_.max_sequences);
     arrays.positions = arrays.token_ids + shape_.max_rows;
     arrays.row_slots = arrays.positions + shape_.max_rows;
@@ -157,7 +178,7 @@ class BatchArrays {
 
   EngineShape shape_;
   SlotTables& tables_;
-  Arrays host_, device_;
+  ops::RowArrays host_, device_;  // [max_rows], [max_sequences] segments
   ops::RowClass row_class_ = ops::RowClass::kPrompt;
   int num_rows_ = 0;
   int num_segments_ = 0;

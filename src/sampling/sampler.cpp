@@ -21,76 +21,37 @@ Sampler::Sampler(PartAllocator& allocator, const Backend& backend, const VocabSh
       local_best_(allocator.take_array<ops::ArgmaxResult>(parts::kActivations, max_rows)),
       all_best_(allocator.take_array<ops::ArgmaxResult>(parts::kCommunication,
                                                         std::int64_t{max_rows} * tensor_ranks)),
-      best_(allocator.take_array<ops::ArgmaxResult>(parts::kHostTables,
-                                                    std::int64_t{max_rows} * tensor_ranks)),
       gathered_(allocator.take_array<float>(parts::kCommunication,
                                             tensor_ranks * kRowsAtATime * shard.padded_rows)),
       whole_rows_(allocator.take_array<float>(parts::kActivations,
                                               tensor_ranks * kRowsAtATime * shard.padded_rows)),
+      results_(allocator.take_array<ops::SampleResult>(parts::kActivations, max_rows)),
       params_(allocator.take_array<ops::SampleParams>(parts::kHostTables, max_rows)),
-      results_(allocator.take_array<ops::SampleResult>(parts::kHostTables, max_rows)),
+      chosen_(allocator.take_array<ops::SampleResult>(parts::kHostTables, max_rows)),
       scratch_(
           allocator.take(parts::kActivations,
                          ops::sample_scratch_bytes(backend, tensor_ranks * shard.padded_rows))) {}
 
-SampleMethod Sampler::method_of(std::span<const ops::SampleParams> params,
-                                const SampleOptions& options) {
+SampleMethod Sampler::method_of(bool any_draws, const SampleOptions& options) {
   if (options.logprobs) return SampleMethod::kGatheredLogprobs;
-  const auto draws = [](const ops::SampleParams& p) { return p.temperature > 0; };
-  return std::any_of(params.begin(), params.end(), draws) ? SampleMethod::kGathered
-                                                          : SampleMethod::kArgmax;
-}
-
-void Sampler::set_params(std::span<const ops::SampleParams> params) {
-  TANDEM_CHECK(static_cast<int>(params.size()) <= max_rows_);
-  std::copy(params.begin(), params.end(), params_);
+  return any_draws ? SampleMethod::kGathered : SampleMethod::kArgmax;
 }
 
 void Sampler::enqueue(const LayerContext& context, const float* logits, int num_rows,
-                      SampleMethod method) {
+                      SampleMethod method, const ops::SampleParams* params) {
   TANDEM_CHECK(num_rows <= max_rows_);
   if (method == SampleMethod::kArgmax) {
-    enqueue_argmax(context, logits, num_rows);
+    ops::merge_argmax(context.backend, {.parts = enqueue_argmax(context, logits, num_rows),
+                                        .num_ranks = ranks_,
+                                        .num_rows = num_rows,
+                                        .out = results_});
   } else {
-    enqueue_gathered(context, logits, num_rows, method == SampleMethod::kGatheredLogprobs);
+    enqueue_gathered(context, logits, num_rows, method == SampleMethod::kGatheredLogprobs, params);
   }
 }
 
-void Sampler::collect(const LayerContext& context, const float* logits, int num_rows,
-                      SampleMethod method, const SampleOptions& options,
-                      std::span<SampledToken> out) {
-  for (int row = 0; row < num_rows; ++row) {
-    auto& token = out[static_cast<std::size_t>(row)];
-    if (method == SampleMethod::kArgmax) {
-      token = {.id = best_of_ranks(row, num_rows)};
-    } else {
-      token = {.id = results_[row].id, .logprob = results_[row].logprob};
-    }
-  }
-  if (options.logit_hashes) hash_rows(context, logits, num_rows, out);
-}
-
-void Sampler::sample(const LayerContext& context, const float* logits,
-                     std::span<const ops::SampleParams> params, const SampleOptions& options,
-                     std::span<SampledToken> out) {
-  const int rows = static_cast<int>(params.size());
-  const SampleMethod method = method_of(params, options);
-  set_params(params);
-  enqueue(context, logits, rows, method);
-  context.backend.synchronize();
-  collect(context, logits, rows, method, options, out);
-}
-
-void Sampler::argmax(const LayerContext& context, const float* logits, int num_rows,
-                     std::span<std::int32_t> out) {
-  enqueue_argmax(context, logits, num_rows);
-  context.backend.synchronize();
-  for (int row = 0; row < num_rows; ++row) {
-    out[static_cast<std::size_t>(row)] = best_of_ranks(row, num_rows);
-  }
-}
-
-void Sampler::enqueue_argmax(const LayerContext& context, const float* logits, int num_rows) {
+const ops::ArgmaxResult* Sampler::enqueue_argmax(const LayerContext& context, const float* logits,
+                                                 int num_rows) {
   TANDEM_CHECK(num_rows <= max_rows_);
   ops::argmax_rows(context.backend, {.logits = logits,
                                      .stride = shard_.padded_rows,
@@ -99,19 +60,38 @@ void Sampler::enqueue_argmax(const LayerContext& context, const float* logits, i
                                      .shard_rows = shard_.rows,
                                      .valid_vocab = valid_vocab_,
                                      .out = local_best_});
-  const auto bytes = static_cast<std::int64_t>(sizeof(ops::ArgmaxResult)) * num_rows;
-  context.comm.all_gather(local_best_, all_best_, bytes);
-  context.backend.copy(best_, all_best_, static_cast<std::size_t>(bytes * ranks_));
+  if (ranks_ == 1) return local_best_;
+  context.comm.all_gather(local_best_, all_best_,
+                          static_cast<std::int64_t>(sizeof(ops::ArgmaxResult)) * num_rows);
+  return all_best_;
 }
 
-std::int32_t Sampler::best_of_ranks(int row, int num_rows) const {
-  // Shards are in the order of their ids, so a strict comparison leaves ties to the lower id.
-  ops::ArgmaxResult best = best_[row];
-  for (int r = 1; r < ranks_; ++r) {
-    const auto& other = best_[r * num_rows + row];
-    if (other.value > best.value) best = other;
+void Sampler::begin(const LayerContext& context, const float* logits,
+                    std::span<const ops::SampleParams> params, const SampleOptions& options) {
+  const int rows = static_cast<int>(params.size());
+  TANDEM_CHECK(rows <= max_rows_);
+  const auto draws = [](const ops::SampleParams& p) { return p.temperature > 0; };
+  std::copy(params.begin(), params.end(), params_);
+  enqueue(context, logits, rows,
+          method_of(std::any_of(params.begin(), params.end(), draws), options), params_);
+  context.backend.copy(chosen_, results_, params.size() * sizeof(ops::SampleResult));
+}
+
+void Sampler::finish(const LayerContext& context, const float* logits, const SampleOptions& options,
+                     std::span<SampledToken> out) {
+  for (std::size_t row = 0; row < out.size(); ++row) {
+    out[row] = {.id = chosen_[row].id, .logprob = chosen_[row].logprob};
+    if (!options.logit_hashes) continue;
+    out[row].logit_hash = hash_row(context, logits, static_cast<int>(row));
   }
-  return best.id;
+}
+
+void Sampler::sample(const LayerContext& context, const float* logits,
+                     std::span<const ops::SampleParams> params, const SampleOptions& options,
+                     std::span<SampledToken> out) {
+  begin(context, logits, params, options);
+  context.backend.synchronize();
+  finish(context, logits, options, out);
 }
 
 // At most kRowsAtATime whole rows, into whole_rows_.
@@ -129,7 +109,7 @@ void Sampler::gather(const LayerContext& context, const float* logits, int num_r
 }
 
 void Sampler::enqueue_gathered(const LayerContext& context, const float* logits, int num_rows,
-                               bool want_logprob) {
+                               bool want_logprob, const ops::SampleParams* params) {
   for (int first = 0; first < num_rows; first += kRowsAtATime) {
     const int n = std::min(kRowsAtATime, num_rows - first);
     gather(context, logits + first * shard_.padded_rows, n);
@@ -137,23 +117,20 @@ void Sampler::enqueue_gathered(const LayerContext& context, const float* logits,
                                        .stride = ranks_ * shard_.padded_rows,
                                        .num_rows = n,
                                        .valid_vocab = valid_vocab_,
-                                       .params = params_ + first,
+                                       .params = params + first,
                                        .want_logprob = want_logprob,
                                        .out = results_ + first,
                                        .scratch = scratch_});
   }
 }
 
-void Sampler::hash_rows(const LayerContext& context, const float* logits, int num_rows,
-                        std::span<SampledToken> out) {
+std::uint64_t Sampler::hash_row(const LayerContext& context, const float* logits, int row) {
   const auto bytes = static_cast<std::size_t>(valid_vocab_) * sizeof(float);
   host_row_.resize(static_cast<std::size_t>(valid_vocab_));
-  for (int row = 0; row < num_rows; ++row) {
-    gather(context, logits + row * shard_.padded_rows, 1);
-    context.backend.copy(host_row_.data(), whole_rows_, bytes);
-    context.backend.synchronize();
-    out[static_cast<std::size_t>(row)].logit_hash = xxh3_64(host_row_.data(), bytes);
-  }
+  gather(context, logits + row * shard_.padded_rows, 1);
+  context.backend.copy(host_row_.data(), whole_rows_, bytes);
+  context.backend.synchronize();
+  return xxh3_64(host_row_.data(), bytes);
 }
 
 }  // namespace tandem

@@ -40,38 +40,36 @@ class Sampler {
   Sampler(PartAllocator& allocator, const Backend& backend, const VocabShard& shard,
           int tensor_ranks, std::int64_t valid_vocab, int max_rows);
 
-  // In two halves, between which the device may be given more to do: enqueue() lets the backend
-  // choose (it can be recorded), collect() reads the choice after synchronize().
-  // logits [params.size(), padded_rows] of this rank. The parameters are copied by set_params()
-  // beforehand, outside of what is recorded.
-  void set_params(std::span<const ops::SampleParams> params);
-  void enqueue(const LayerContext& context, const float* logits, int num_rows, SampleMethod method);
-  // out has one entry a row.
-  void collect(const LayerContext& context, const float* logits, int num_rows, SampleMethod method,
-               const SampleOptions& options, std::span<SampledToken> out);
-  static SampleMethod method_of(std::span<const ops::SampleParams> params,
-                                const SampleOptions& options);
+  // Lets the backend choose: results() has one entry a row, the same on every rank. Can be
+  // recorded. logits [num_rows, padded_rows] of this rank; params [num_rows], not read by kArgmax.
+  void enqueue(const LayerContext& context, const float* logits, int num_rows, SampleMethod method,
+               const ops::SampleParams* params);
+  const ops::SampleResult* results() const { return results_; }  // [max_rows], on the device
+  // The largest logit of each row of every rank's part, [ranks, num_rows] on the device, until the
+  // next call of either.
+  const ops::ArgmaxResult* enqueue_argmax(const LayerContext& context, const float* logits,
+                                          int num_rows);
 
-  // All at once; out has one entry a row.
+  // For rows whose parameters the host has: all at once, in two halves between which the device may
+  // be given more to do. finish() reads the choice after synchronize(); out has one entry a row.
+  void begin(const LayerContext& context, const float* logits,
+             std::span<const ops::SampleParams> params, const SampleOptions& options);
+  void finish(const LayerContext& context, const float* logits, const SampleOptions& options,
+              std::span<SampledToken> out);
   void sample(const LayerContext& context, const float* logits,
               std::span<const ops::SampleParams> params, const SampleOptions& options,
               std::span<SampledToken> out);
-  // The largest logit of each row, ties to the lower id.
-  void argmax(const LayerContext& context, const float* logits, int num_rows,
-              std::span<std::int32_t> out);
 
+  // XXH3 of a whole row. A test mode: the row makes a detour over the host.
+  std::uint64_t hash_row(const LayerContext& context, const float* logits, int row);
+
+  static SampleMethod method_of(bool any_draws, const SampleOptions& options);
   std::int64_t valid_vocab() const { return valid_vocab_; }
 
  private:
-  void enqueue_argmax(const LayerContext& context, const float* logits, int num_rows);
   void enqueue_gathered(const LayerContext& context, const float* logits, int num_rows,
-                        bool want_logprob);
-  // The chosen id of a row, by whichever rank has the largest logit.
-  std::int32_t best_of_ranks(int row, int num_rows) const;
+                        bool want_logprob, const ops::SampleParams* params);
   void gather(const LayerContext& context, const float* logits, int num_rows);
-  // A test mode: the rows make a detour over the host.
-  void hash_rows(const LayerContext& context, const float* logits, int num_rows,
-                 std::span<SampledToken> out);
 
   VocabShard shard_;
   int ranks_;
@@ -79,11 +77,11 @@ class Sampler {
   int max_rows_;
   ops::ArgmaxResult* local_best_;  // [max_rows]
   ops::ArgmaxResult* all_best_;    // [ranks, rows of the call]
-  ops::ArgmaxResult* best_;        // the same, where the host can read it
   float* gathered_;                // [ranks, rows at a time, padded_rows]
   float* whole_rows_;              // [rows at a time, ranks * padded_rows]
-  ops::SampleParams* params_;      // [max_rows]
   ops::SampleResult* results_;     // [max_rows]
+  ops::SampleParams* params_;      // [max_rows] of begin()
+  ops::SampleResult* chosen_;      // [max_rows] for finish()
   void* scratch_;
   std::vector<float> host_row_;  // [valid_vocab], only with hashes
 };

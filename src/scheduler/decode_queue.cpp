@@ -18,8 +18,8 @@ RoundEntry Scheduler::round_entry(Sequence& seq) const {
                "sequence {}: {} of {} tokens computed, limit {}", seq.index, seq.num_computed,
                seq.len(), seq.limit_len);
   // The row at position p yields the token at p + 1, and limit_len - 1 is the last one wanted.
-  const int num_drafts = std::min(
-      {static_cast<int>(seq.drafts.size()), limits_.draft_tokens, seq.limit_len - 1 - seq.len()});
+  const int num_drafts =
+      std::min({seq.num_drafts, limits_.draft_tokens, seq.limit_len - 1 - seq.len()});
   return {.seq = &seq, .start = seq.num_computed, .num_rows = 1 + num_drafts, .forced = false};
 }
 

@@ -36,7 +36,7 @@ void Scheduler::preempt(Sequence& seq) {
   release(seq);
   seq.state = SequenceState::kWaiting;
   seq.num_computed = 0;
-  seq.drafts.clear();
+  seq.num_drafts = 0;
   ++seq.num_preemptions;
   ++num_preemptions_;
   // Before all that were never admitted, among its like by age.

@@ -182,7 +182,6 @@ void Scheduler::admit(Sequence& seq, const PrefixMatch& match) {
   // No allocation while it runs: these are the largest sizes.
   seq.tokens.reserve(static_cast<std::size_t>(seq.limit_len));
   seq.pages.reserve(static_cast<std::size_t>(pages_for_tokens(seq.limit_len, limits_.page_tokens)));
-  seq.drafts.reserve(static_cast<std::size_t>(limits_.draft_tokens));
 
   prefixes_.acquire(seq.tokens, match, seq.pages);
   seq.num_computed = match.hit_tokens;

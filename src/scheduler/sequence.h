@@ -1,5 +1,5 @@
 // A request in flight: its tokens, how far they are computed, and the pages and slot it holds.
-// Tokens and drafts are the engine's to append, everything else is written by the scheduler.
+// Tokens and the number of drafts are the engine's, everything else is written by the scheduler.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Sequence {
   int prompt_len = 0;
   int limit_len = 0;                 // tokens.size() never exceeds it
   std::vector<std::int32_t> tokens;  // [prompt_len + generated]
-  std::vector<std::int32_t> drafts;  // proposals for the positions after tokens, next round
+  int num_drafts = 0;  // proposals for the positions after tokens, verified in the next round
 
   SequenceState state = SequenceState::kWaiting;
   int num_computed = 0;  // positions whose KV and state exist; tokens.size() - 1 while kRunning

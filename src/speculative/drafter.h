@@ -1,31 +1,18 @@
 // Proposes tokens for the target to verify. A drafter can change the speed of a run, never its
-// tokens: whatever it proposes, a round emits what the target's own sampler draws (verifier.h).
+// tokens: whatever it proposes, a round emits what the target's own sampler draws (acceptance.h).
+//
+// All of a drafter's work is enqueued and takes its input from device memory, so that it can be
+// recorded as a part of a round: what to draft behind lies in the slots (ops/verify.h), and so do
+// the proposals.
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <vector>
 
+#include "kernels/ops/verify.h"
 #include "layers/layer_context.h"
 #include "models/batch_arrays.h"
 
 namespace tandem {
-
-// One sequence's part of a drafting step: tokens that became certain since the drafter last ran,
-// and how many to propose behind them.
-struct DraftRequest {
-  // Hidden states of the prompt's last row, kept by the drafter, instead of a row of the pass.
-  static constexpr int kCarriedHidden = -1;
-
-  int slot = 0;
-  int first_position = 0;                // of tokens[0]
-  std::span<const std::int32_t> tokens;  // at least one
-  // Row of the target's pass that holds the hidden state of position first_position - 1; the
-  // following tokens use the following rows.
-  int first_hidden_row = kCarriedHidden;
-  int num_drafts = 0;
-  std::vector<std::int32_t>* drafts = nullptr;  // out, num_drafts proposals
-};
 
 class Drafter {
  public:
@@ -36,9 +23,19 @@ class Drafter {
   // cache for them. hidden [batch.num_rows, hidden_width].
   virtual void observe_prompt(const LayerContext& context, const BatchArrays& batch,
                               const void* hidden) = 0;
-  // hidden: the target's last pass.
-  virtual void draft(const LayerContext& context, std::span<const DraftRequest> requests,
-                     const void* hidden) = 0;
+
+  // Where ops::verify lays out the rows that became certain, and the newest of each place.
+  virtual const ops::RowArrays& certain_rows() const = 0;
+  virtual std::int32_t* last_rows() const = 0;
+  // After ops::verify: takes in the certain rows and makes the drafts that the slots want, at most
+  // `depth`. hidden [places.num_places * places.rows, hidden_width] of the target's pass: row r
+  // belongs to the position before certain row r's.
+  virtual void follow_round(const LayerContext& context, const ops::RoundPlaces& places, int depth,
+                            const void* hidden) = 0;
+  // The same for slots whose prompts have just ended: one certain row each, the slot's last token,
+  // and the number of drafts that the slot says.
+  virtual void follow_prompt(const LayerContext& context, const ops::RoundPlaces& places,
+                             int depth) = 0;
 
   virtual void reset_slot(Backend& backend, int slot) = 0;
   virtual void save_slot(Backend& backend, int slot, int snapshot) = 0;

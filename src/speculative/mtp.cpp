@@ -1,6 +1,6 @@
 #include "speculative/mtp.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "kernels/ops/elementwise.h"
 
@@ -22,14 +22,13 @@ MtpDrafter::MtpDrafter(PartAllocator& allocator, Model& model, Sampler& sampler,
                             static_cast<std::size_t>(shape.max_rows * row_bytes_))),
       output_(allocator.take(parts::kActivations,
                              static_cast<std::size_t>(shape.max_rows * row_bytes_))),
-      head_input_(allocator.take(parts::kActivations,
-                                 static_cast<std::size_t>(shape.max_sequences * row_bytes_))),
+      newest_(allocator.take(parts::kActivations,
+                             static_cast<std::size_t>(shape.max_sequences * row_bytes_))),
+      next_(allocator.take(parts::kActivations,
+                           static_cast<std::size_t>(shape.max_sequences * row_bytes_))),
       logits_(allocator.take_array<float>(parts::kActivations,
                                           shape.max_sequences * model.vocab_shard().padded_rows)),
-      last_rows_(allocator.take_array<std::int32_t>(parts::kHostTables, shape.max_sequences)),
-      ids_(static_cast<std::size_t>(shape.max_sequences)) {
-  still_.reserve(static_cast<std::size_t>(shape.max_sequences));
-}
+      last_rows_(allocator.take_array<std::int32_t>(parts::kActivations, shape.max_sequences)) {}
 
 void MtpDrafter::observe_prompt(const LayerContext& context, const BatchArrays& batch,
                                 const void* hidden) {
@@ -47,75 +46,48 @@ void MtpDrafter::observe_prompt(const LayerContext& context, const BatchArrays& 
   model_.mtp_head()->forward(context, batch.view(), input_, output_);
 }
 
-void MtpDrafter::draft(const LayerContext& context, std::span<const DraftRequest> requests,
-                       const void* hidden) {
-  if (requests.empty()) return;
-  catch_up(context, requests, hidden);
-  still_.clear();
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    requests[i].drafts->clear();
-    if (requests[i].num_drafts == 0) continue;
-    const auto& segment = batch_.segment(static_cast<int>(i));
-    last_rows_[still_.size()] = segment.first_row + segment.num_rows - 1;
-    still_.push_back(requests[i]);
-  }
-  propose(context, still_);
-
-  for (int step = 1; step < max_drafts_; ++step) {
-    // Requests with enough drafts drop out; the others' outputs become the inputs of one row each.
-    batch_.clear(ops::RowClass::kGenerated);
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < still_.size(); ++i) {
-      if (still_[i].num_drafts <= step) continue;
-      const DraftRequest request = still_[i];
-      context.backend.copy(row(input_, static_cast<std::int64_t>(kept)),
-                           row(output_, last_rows_[i]), static_cast<std::size_t>(row_bytes_));
-      batch_.add_segment(request.slot, request.first_position +
-                                           static_cast<int>(request.tokens.size()) - 1 + step);
-      batch_.add_row(request.drafts->back());
-      still_[kept++] = request;
-    }
-    still_.resize(kept);
-    if (still_.empty()) break;
-    model_.mtp_head()->forward(context, batch_.upload(context.backend), input_, output_);
-    for (std::size_t i = 0; i < kept; ++i) last_rows_[i] = static_cast<std::int32_t>(i);
-    propose(context, still_);
-  }
-}
-
-void MtpDrafter::catch_up(const LayerContext& context, std::span<const DraftRequest> requests,
-                          const void* hidden) {
-  context.backend.synchronize();  // the arrays may still be read
-  batch_.clear(ops::RowClass::kGenerated);
-  for (const auto& request : requests) {
-    const int first_row = batch_.num_rows();
-    batch_.add_segment(request.slot, request.first_position);
-    for (const auto token : request.tokens) batch_.add_row(token);
-    const void* source = row(carry_, request.slot);
-    if (request.first_hidden_row != DraftRequest::kCarriedHidden) {
-      source = static_cast<const std::byte*>(hidden) + request.first_hidden_row * row_bytes_;
-    } else {
-      TANDEM_CHECK(request.tokens.size() == 1);
-    }
-    context.backend.copy(row(input_, first_row), source,
-                         request.tokens.size() * static_cast<std::size_t>(row_bytes_));
-  }
-  model_.mtp_head()->forward(context, batch_.upload(context.backend), input_, output_);
-}
-
-void MtpDrafter::propose(const LayerContext& context, std::span<const DraftRequest> requests) {
-  if (requests.empty()) return;
-  const int n = static_cast<int>(requests.size());
+void MtpDrafter::follow_round(const LayerContext& context, const ops::RoundPlaces& places,
+                              int depth, const void* hidden) {
+  model_.mtp_head()->forward(context, batch_.view_of_places(places.num_places, places.rows), hidden,
+                             output_);
   ops::gather_rows(context.backend, {.x = output_,
                                      .rows = last_rows_,
-                                     .num_rows = n,
+                                     .num_rows = places.num_places,
                                      .row_bytes = row_bytes_,
                                      .y_stride_bytes = row_bytes_,
-                                     .y = head_input_});
-  model_.logits(context, head_input_, n, logits_);
-  sampler_.argmax(context, logits_, n, ids_);
-  for (int i = 0; i < n; ++i) {
-    requests[static_cast<std::size_t>(i)].drafts->push_back(ids_[static_cast<std::size_t>(i)]);
+                                     .y = newest_});
+  draft(context, places, depth);
+}
+
+void MtpDrafter::follow_prompt(const LayerContext& context, const ops::RoundPlaces& places,
+                               int depth) {
+  TANDEM_CHECK(places.rows == 1);
+  ops::lay_out_round(context.backend, {.places = places, .out = batch_.device_rows()});
+  ops::gather_rows(context.backend, {.x = carry_,
+                                     .rows = batch_.device_rows().row_slots,
+                                     .num_rows = places.num_places,
+                                     .row_bytes = row_bytes_,
+                                     .y_stride_bytes = row_bytes_,
+                                     .y = input_});
+  model_.mtp_head()->forward(context, batch_.view_of_places(places.num_places, 1), input_, newest_);
+  draft(context, places, depth);
+}
+
+void MtpDrafter::draft(const LayerContext& context, const ops::RoundPlaces& places, int depth) {
+  TANDEM_CHECK(depth <= max_drafts_, "{} drafts of at most {}", depth, max_drafts_);
+  void* newest = newest_;
+  void* next = next_;
+  for (int i = 0; i < depth; ++i) {
+    model_.logits(context, newest, places.num_places, logits_);
+    ops::propose(context.backend,
+                 {.places = places,
+                  .best = sampler_.enqueue_argmax(context, logits_, places.num_places),
+                  .num_ranks = context.comm.size(),
+                  .index = i,
+                  .next = batch_.device_rows()});
+    if (i + 1 == depth) break;
+    model_.mtp_head()->forward(context, batch_.view_of_places(places.num_places, 1), newest, next);
+    std::swap(newest, next);
   }
 }
 

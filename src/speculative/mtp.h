@@ -29,8 +29,12 @@ class MtpDrafter final : public Drafter {
   int max_drafts() const override { return max_drafts_; }
   void observe_prompt(const LayerContext& context, const BatchArrays& batch,
                       const void* hidden) override;
-  void draft(const LayerContext& context, std::span<const DraftRequest> requests,
-             const void* hidden) override;
+  const ops::RowArrays& certain_rows() const override { return batch_.device_rows(); }
+  std::int32_t* last_rows() const override { return last_rows_; }
+  void follow_round(const LayerContext& context, const ops::RoundPlaces& places, int depth,
+                    const void* hidden) override;
+  void follow_prompt(const LayerContext& context, const ops::RoundPlaces& places,
+                     int depth) override;
   void reset_slot(Backend& backend, int slot) override;
   void save_slot(Backend& backend, int slot, int snapshot) override;
   void restore_slot(Backend& backend, int slot, int snapshot) override;
@@ -39,25 +43,22 @@ class MtpDrafter final : public Drafter {
   std::byte* row(void* array, std::int64_t i) const {
     return static_cast<std::byte*>(array) + i * row_bytes_;
   }
-  void catch_up(const LayerContext& context, std::span<const DraftRequest> requests,
-                const void* hidden);
-  // Appends one draft to every request that wants more, from rows of output_.
-  void propose(const LayerContext& context, std::span<const DraftRequest> requests);
+  // The drafts of all places, behind the head's output for their newest certain rows in newest_.
+  void draft(const LayerContext& context, const ops::RoundPlaces& places, int depth);
 
   Model& model_;
   Sampler& sampler_;
   int max_drafts_;
   std::int64_t row_bytes_;
   BatchArrays batch_;
-  void* carry_;              // [max_sequences, hidden] target's hidden state of the last prompt row
-  void* snapshot_carry_;     // [num_snapshots, hidden]
-  void* input_;              // [max_rows, hidden]
-  void* output_;             // [max_rows, hidden]
-  void* head_input_;         // [max_sequences, hidden]
-  float* logits_;            // [max_sequences, padded vocabulary shard]
-  std::int32_t* last_rows_;  // [max_sequences] row of each request's newest token
-  std::vector<std::int32_t> ids_;    // [max_sequences]
-  std::vector<DraftRequest> still_;  // requests that want another draft
+  void* carry_;           // [max_sequences, hidden] target's hidden state of the last prompt row
+  void* snapshot_carry_;  // [num_snapshots, hidden]
+  void* input_;           // [max_rows, hidden]
+  void* output_;          // [max_rows, hidden]
+  void* newest_;          // [max_sequences, hidden] the head's output of each place's newest token
+  void* next_;            // [max_sequences, hidden] and of the draft behind it
+  float* logits_;         // [max_sequences, padded vocabulary shard]
+  std::int32_t* last_rows_;  // [max_sequences] row of each place's newest certain token
 };
 
 }  // namespace tandem

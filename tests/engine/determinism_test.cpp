@@ -72,6 +72,7 @@ struct Variant {
   int concurrency = 3;
   int num_ranks = 1;
   int num_threads = 1;
+  bool pad_rounds = false;
 };
 
 std::vector<Variant> variants(const JobConfig& base) {
@@ -93,6 +94,19 @@ std::vector<Variant> variants(const JobConfig& base) {
   add("no speculation", [](Variant& v) { v.job.speculative.method = SpeculativeMethod::kNone; });
   add("depth 1", [](Variant& v) { v.job.speculative.tokens = 1; });
   add("depth 5", [](Variant& v) { v.job.speculative.tokens = 5; });
+  add("adaptive depth", [](Variant& v) {
+    v.job.speculative.adaptive = true;
+    v.job.speculative.tokens = 4;
+  });
+  add("padded rounds, five at a time", [](Variant& v) {
+    v.pad_rounds = true;
+    v.concurrency = 5;
+  });
+  add("padded rounds of adaptive depth, two ranks", [](Variant& v) {
+    v.pad_rounds = true;
+    v.num_ranks = 2;
+    v.job.speculative.adaptive = true;
+  });
   add("two threads", [](Variant& v) { v.num_threads = 2; });
   add("two ranks", [](Variant& v) { v.num_ranks = 2; });
   add("four ranks", [](Variant& v) { v.num_ranks = 4; });
@@ -113,6 +127,7 @@ std::optional<std::map<std::string, Output>> run(const Variant& v, const std::ve
   if (member) {
     omp_set_num_threads(v.num_threads);
     EngineHarness engine(group, v.job);
+    if (v.pad_rounds) engine.pad_rounds();
     out.emplace();
     for (auto& record : engine.run(in, v.concurrency)) {
       (*out)[record.id] = {record.completion_ids, record.logit_hashes};
@@ -178,6 +193,7 @@ TEST_P(DeterminismUnderPreemption, LogitsAreBitEqual) {
     const int token_bytes = GetParam() == KvDType::kFp8Dynamic ? 3088 : 4096;
     small.memory.kv_bytes = std::int64_t{token_bytes} * 400 / ranks;
     EngineHarness engine(group, small);
+    engine.pad_rounds();
     std::map<std::string, Output> actual;
     std::int64_t prompt_rows = 0;
     for (auto& record : engine.run(in, 8)) {

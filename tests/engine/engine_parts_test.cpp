@@ -9,6 +9,7 @@
 #include "engine/progress.h"
 #include "engine/record_exchange.h"
 #include "engine/request_exchange.h"
+#include "engine/round_runner.h"
 #include "engine/run_groups.h"
 #include "engine/validators.h"
 #include "parallel/transport.h"
@@ -44,6 +45,43 @@ TEST(RunGroups, BenchModeSweepsWithWarmUpFirst) {
     seen += fmt::format("{}{}{} ", g.concurrency, g.warmup ? 'w' : 'c', g.run_index);
   }
   EXPECT_EQ(seen, "1w0 1c0 1c1 4w0 4c0 4c1 ");
+}
+
+TEST(RecordedShapes, CoverEveryRoundOfAJob) {
+  const auto places_of = [](const RoundShapes& job) {
+    std::vector<int> places;
+    for (const auto& shape : recorded_shapes(job)) {
+      if (shape.method == SampleMethod::kArgmax && shape.depth == job.draft_tokens) {
+        places.push_back(shape.num_places);
+      }
+    }
+    return places;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(places_of({.max_sequences = 1}), ElementsAre(1));
+  EXPECT_THAT(places_of({.max_sequences = 5}), ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_THAT(places_of({.max_sequences = 8}), ElementsAre(1, 2, 3, 4, 6, 8));
+  EXPECT_THAT(places_of({.max_sequences = 64, .draft_tokens = 3}),
+              ElementsAre(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64));
+
+  const RoundShapes fixed{.max_sequences = 2, .draft_tokens = 3};
+  EXPECT_THAT(recorded_shapes(fixed),
+              ::testing::Contains(RoundShape{
+                  .num_places = 2, .rows = 4, .depth = 3, .method = SampleMethod::kGathered}));
+  EXPECT_THAT(recorded_shapes(fixed),
+              ::testing::Contains(
+                  RoundShape{.num_places = 1, .rows = 1, .depth = 3, .follows_prompt = true}));
+  EXPECT_EQ(recorded_shapes(fixed).size(), 6u);
+  // An adaptive job makes rounds of every depth; log-probabilities leave one way of choosing.
+  RoundShapes adaptive = fixed;
+  adaptive.adaptive_depth = true;
+  EXPECT_EQ(recorded_shapes(adaptive).size(), 18u);
+  adaptive.sample.logprobs = true;
+  EXPECT_EQ(recorded_shapes(adaptive).size(), 10u);
+  EXPECT_LE(
+      recorded_shapes({.max_sequences = 4096, .draft_tokens = 7, .adaptive_depth = true}).size(),
+      128u);
+  EXPECT_GT(recorded_bytes(adaptive, 64), recorded_bytes(fixed, 64));
 }
 
 TEST(EngineLimits, SpeculationFollowsTheCheckpoint) {

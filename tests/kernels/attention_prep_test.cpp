@@ -176,7 +176,9 @@ TEST(AttentionPrep, WritesNoOtherEntries) {
     Cache cache(format, heads, 8, 2, 32);
     Cache untouched = cache;
     PrepSetup setup(heads, 16);
-    prepare(*backend, DType::kBF16, cache, setup, kPrepRows);
+    std::vector<Row> rows(kPrepRows.begin(), kPrepRows.end());
+    rows.insert(rows.begin() + 1, {{0, ops::kNoPosition}, {1, ops::kNoPosition}});  // padding
+    prepare(*backend, DType::kBF16, cache, setup, rows);
     const auto dim = static_cast<std::size_t>(heads.dim);
     std::vector<bool> written(cache.k().values.size() / dim);
     for (const Row& row : kPrepRows) {

@@ -341,7 +341,7 @@ TEST(PagedAttention, RefusesRowsWithoutPages) {
   const auto backend = test_backend(1);
   Cache cache(KvFormat::kBf16, {4, 2, 64}, 16, 1, 32);
   EXPECT_THROW(attend(*backend, DType::kF32, cache, {{0, 32}}), Error);
-  EXPECT_THROW(attend(*backend, DType::kF32, cache, {{0, -1}}), Error);
+  EXPECT_THROW(attend(*backend, DType::kF32, cache, {{0, ops::kNoPosition - 1}}), Error);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
 
 #include "base/error.h"
 #include "tests/kernels/op_check.h"
@@ -29,8 +30,10 @@ class Conv {
     }
   }
 
-  // Rows [first, first + rows) of `u` [any, channels]; returns their outputs.
-  std::vector<float> run(const Array& u, int first, int rows, RowClass row_class) {
+  // Rows [first, first + rows) of `u` [any, channels]; returns their outputs. Rows behind the first
+  // `used` are padding.
+  std::vector<float> run(const Array& u, int first, int rows, RowClass row_class,
+                         std::optional<int> used = {}) {
     const int stride = channels_ + 5;
     Array strided(u.dtype(), static_cast<std::size_t>(rows * stride));
     for (int r = 0; r < rows; ++r) {
@@ -40,7 +43,7 @@ class Conv {
       }
     }
     const Vector<Segment> segments{
-        {.slot = kSlot, .first_row = 0, .num_rows = rows, .start_position = first}};
+        {.slot = kSlot, .first_row = 0, .num_rows = used.value_or(rows), .start_position = first}};
     const Vector<std::int32_t> pending{0, pending_, 0};
     Array y(u.dtype(), static_cast<std::size_t>(rows * channels_));
     ops::CausalConvArgs args{.batch = {.row_class = row_class,
@@ -142,6 +145,8 @@ TEST(CausalConv, RejectedRowsLeaveNoTrace) {
         const int take = std::min(i % 2 == 0 ? accepted : round, kPrompt + kRows - position);
         std::vector<float> rows = conv.run(u, position, round, RowClass::kGenerated);
         conv.accept(take);
+        // An empty place of a padded round leaves what is pending to the next.
+        conv.run(u, position, 2, RowClass::kGenerated, 0);
         rows.resize(static_cast<std::size_t>(take * kChannels));
         append(y, rows);
         position += take;

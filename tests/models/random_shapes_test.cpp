@@ -274,16 +274,22 @@ TEST_P(RandomShapes, MtpDrafts) {
   EngineHarness engine(world(), c.job());
   for (const std::vector<std::size_t>& chunks : {std::vector<std::size_t>{kLength}, {64, 6}}) {
     prompt_in_chunks(engine, c, chunks);
-    std::vector<std::int32_t> drafts;
-    const DraftRequest request{.slot = 0,
-                               .first_position = kLength,
-                               .tokens = c.part(kLength, 1),
-                               .first_hidden_row = DraftRequest::kCarriedHidden,
-                               .num_drafts = kDrafts,
-                               .drafts = &drafts};
     auto& program = engine.parts().program();
-    program.drafter()->draft(engine.parts().context(), {&request, 1}, program.hidden());
-    EXPECT_EQ(drafts, expected) << chunks.size() << " chunks";
+    auto& backend = engine.parts().backend();
+    ops::RoundSlot slot;
+    slot.last_token = c.part(kLength, 1)[0];
+    slot.position = kLength;
+    slot.num_drafts = kDrafts;
+    program.tables().upload_pages(backend, 0, engine.parts().plan().limits.shape.num_pages);
+    program.rounds().join(backend, 0, slot);
+    RoundRunner runner(engine.parts().context(), program,
+                       {.max_sequences = 1, .draft_tokens = kDrafts});
+    const std::int32_t slots[] = {0};
+    runner.draft_behind_prompts(slots, kDrafts);
+    backend.copy(&slot, program.rounds().places(1, 1).table, sizeof slot);
+    backend.synchronize();
+    EXPECT_EQ(std::vector(slot.drafts, slot.drafts + kDrafts), expected)
+        << chunks.size() << " chunks";
   }
 }
 

@@ -54,8 +54,13 @@ class SamplerTest : public ::testing::Test {
   std::vector<std::int32_t> argmax(const Rows& rows, std::int64_t valid_vocab) {
     const VocabShard shard = shard_of(rows);
     Sampler sampler = make_sampler(shard, valid_vocab, rows.size());
-    std::vector<std::int32_t> out(rows.size());
-    sampler.argmax(context_, part_of(rows, shard).data(), static_cast<int>(rows.size()), out);
+    const auto part = part_of(rows, shard);
+    const int n = static_cast<int>(rows.size());
+    const auto* best = sampler.enqueue_argmax(context_, part.data(), n);
+    std::vector<std::int32_t> out;
+    for (int row = 0; row < n; ++row) {
+      out.push_back(ops::best_of_ranks(best, world().size(), n, row).id);
+    }
     return out;
   }
 

@@ -52,6 +52,7 @@ FakeEngine::FakeEngine(const SchedulerLimits& limits, std::uint32_t seed)
       kv_(static_cast<std::size_t>(limits.num_pages) * static_cast<std::size_t>(limits.page_tokens),
           kGarbage),
       slots_(static_cast<std::size_t>(limits.max_sequences)),
+      drafts_(static_cast<std::size_t>(limits.max_sequences)),
       snapshots_(static_cast<std::size_t>(limits.num_snapshots)) {}
 
 const std::vector<std::uint64_t>& FakeEngine::true_states(const Sequence& seq) {
@@ -169,12 +170,13 @@ int FakeEngine::run_round(const RoundEntry& entry) {
       std::min(entry.start + entry.num_rows + limits_.draft_tokens, seq.limit_len - 1);
   for (int p = entry.start; p <= ahead; ++p) write(seq, p, kGarbage);
   State& slot = slots_[static_cast<std::size_t>(seq.slot)];
+  const auto& drafts = drafts_[static_cast<std::size_t>(seq.slot)];
   const int num_known = seq.len();
   int accepted = 0;
   for (int row = 0; row < entry.num_rows; ++row) {
     const int p = entry.start + row;
     const auto token = p < num_known ? seq.tokens[static_cast<std::size_t>(p)]
-                                     : seq.drafts[static_cast<std::size_t>(p - num_known)];
+                                     : drafts[static_cast<std::size_t>(p - num_known)];
     // A draft is right if it is what the row before it yielded.
     if (p >= num_known && token != seq.tokens[static_cast<std::size_t>(p)]) break;
     slot = {next_state(slot.hash, token, false), p + 1};
@@ -196,13 +198,15 @@ int FakeEngine::run_round(const RoundEntry& entry) {
 void FakeEngine::propose(Sequence& seq) {
   // True continuations that go wrong somewhere, sometimes more than can be verified, sometimes
   // none.
-  seq.drafts.clear();
+  auto& drafts = drafts_[static_cast<std::size_t>(seq.slot)];
+  drafts.clear();
   std::uint64_t state = true_states(seq)[static_cast<std::size_t>(seq.len())];
   for (auto n = random_() % static_cast<std::uint32_t>(limits_.draft_tokens + 2); n > 0; --n) {
     const auto right = next_token(state);
-    seq.drafts.push_back(random_() % 4 == 0 ? (right + 1) % kFakeVocab : right);
+    drafts.push_back(random_() % 4 == 0 ? (right + 1) % kFakeVocab : right);
     state = next_state(state, right, false);
   }
+  seq.num_drafts = static_cast<int>(drafts.size());
 }
 
 bool FakeEngine::has_ended(const Sequence& seq) const {

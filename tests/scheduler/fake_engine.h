@@ -56,6 +56,7 @@ class FakeEngine {
   std::mt19937 random_;
   std::vector<std::uint64_t> kv_;  // [num_pages, page_tokens]
   std::vector<State> slots_;       // [max_sequences]
+  std::vector<std::vector<std::int32_t>> drafts_;  // [max_sequences][num_drafts]
   std::vector<State> snapshots_;   // [num_snapshots]
   // What the state after each position of a sequence must be, by index of the sequence.
   std::map<int, std::vector<std::uint64_t>> true_states_;

@@ -70,7 +70,7 @@ class Harness {
     for (const auto& entry : plan.rounds) {
       if (!entry.forced) {
         for (int i = 0; i < entry.num_rows; ++i) entry.seq->tokens.push_back(1);
-        entry.seq->drafts.clear();
+        entry.seq->num_drafts = 0;
       }
       scheduler.complete_round(entry, entry.num_rows);
     }
@@ -202,7 +202,7 @@ TEST(SchedulerRound, DraftsAreClippedByDepthAndByTheLimit) {
   Sequence& seq = h.add(iota(0, 10), 5);
   h.prefill(seq);
   ASSERT_EQ(seq.len(), 11);
-  seq.drafts = {1, 1, 1, 1, 1};
+  seq.num_drafts = 5;
   const RoundEntry entry = h.plan().rounds.at(0);
   EXPECT_EQ(entry.num_rows, 4);
   h.scheduler.complete_round(entry, 2);
@@ -219,7 +219,7 @@ TEST(SchedulerRound, OwnsPagesForTheDrafterAhead) {
   Sequence& seq = h.add(iota(0, 8), 100);
   h.prefill(seq);
   EXPECT_EQ(seq.pages.size(), 3u);  // positions 0 ... 8 + 3
-  seq.drafts = {1, 1, 1};
+  seq.num_drafts = 3;
   h.plan();
   EXPECT_EQ(seq.pages.size(), 4u);  // 0 ... 11 + 4
   Sequence& last = h.add(iota(100, 8), 1);
@@ -426,7 +426,7 @@ class SchedulerPreemption : public testing::Test {
   }
   void run_until_preemption() {
     while (h.scheduler.num_preemptions() == 0) {
-      younger.drafts = {1};  // more than the depth of 0: never verified
+      younger.num_drafts = 1;  // more than the depth of 0: never verified
       h.step();
     }
   }
@@ -443,7 +443,7 @@ TEST_F(SchedulerPreemption, TakesTheYoungestAndKeepsItsTokens) {
   EXPECT_EQ(younger.num_preemptions, 1);
   EXPECT_GT(younger.num_generated(), 40);
   EXPECT_EQ(younger.slot, -1);
-  EXPECT_THAT(younger.drafts, IsEmpty());
+  EXPECT_EQ(younger.num_drafts, 0);
   EXPECT_THAT(younger.pages, IsEmpty());
 }
 

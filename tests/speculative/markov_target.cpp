@@ -5,7 +5,8 @@
 #include <numeric>
 #include <random>
 
-#include "speculative/verifier.h"
+#include "base/error.h"
+#include "kernels/ops/verify.h"
 
 namespace tandem::testing {
 namespace {
@@ -99,6 +100,29 @@ std::vector<double> MarkovTarget::joint_distribution(std::int32_t anchor, int le
     joint = std::move(longer);
   }
   return joint;
+}
+
+int count_accepted(const Tokens& drafts, const Tokens& sampled) {
+  static const auto backend = make_backend(BackendKind::kCpu, {.num_threads = 1});
+  TANDEM_CHECK(drafts.size() + 1 == sampled.size());
+  ops::RoundSlot slot;
+  slot.limit_len = 1 << 20;
+  slot.num_drafts = static_cast<std::int32_t>(drafts.size());
+  std::ranges::copy(drafts, slot.drafts);
+  std::vector<ops::SampleResult> results;
+  for (const auto id : sampled) results.push_back({.id = id});
+  const std::int32_t place = 0, depth = 0;
+  std::int32_t pending = 0;
+  ops::RoundRecord record;
+  ops::VerifyArgs args;
+  args.places = {
+      .num_places = 1, .rows = static_cast<int>(sampled.size()), .slots = &place, .table = &slot};
+  args.sampled = results.data();
+  args.depth = &depth;
+  args.pending_rows = &pending;
+  args.records = &record;
+  ops::verify(*backend, args);
+  return record.accepted;
 }
 
 Tokens verify_by_own_draw(const MarkovTarget& target, std::int32_t last, std::uint32_t position,

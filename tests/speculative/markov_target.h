@@ -56,7 +56,9 @@ using DraftSource = std::function<Tokens(std::int32_t last, std::uint32_t positi
 using Verify = std::function<Tokens(std::int32_t last, std::uint32_t position, RngKey key,
                                     const Tokens& drafts)>;
 
-// The rule of verifier.h: every row draws, drafts that equal the draws before them are accepted.
+// The rule of ops/verify.h: every row draws, drafts that equal the draws before them are accepted.
+// Number of leading drafts that it accepts, of rows that drew `sampled`.
+int count_accepted(const Tokens& drafts, const Tokens& sampled);
 Tokens verify_by_own_draw(const MarkovTarget& target, std::int32_t last, std::uint32_t position,
                           RngKey key, const Tokens& drafts);
 

@@ -71,10 +71,56 @@ class MtpDrafting : public ::testing::TestWithParam<ActivationDType> {
       start += rows;
     }
   }
-  // A round of the target over ids[start ...]; all rows are accepted.
-  void round(int slot, const Tokens& ids, int start, int rows) {
-    pass(ops::RowClass::kGenerated, slot, ids, start, rows, false);
-    program().tables().pending_rows[slot] = rows;
+  // A round of the target over ids[start ...], all of whose rows are accepted: what a slot needs
+  // for it and for `num_drafts` drafts behind it.
+  static ops::RoundSlot true_round(const Tokens& ids, int start, int rows, int num_drafts) {
+    ops::RoundSlot slot;
+    slot.last_token = ids[static_cast<std::size_t>(start)];
+    slot.position = start;
+    slot.limit_len = start + rows + 2 + num_drafts;
+    slot.num_drafts = rows - 1;
+    std::copy_n(ids.begin() + start + 1, rows - 1, slot.drafts);
+    slot.known_next = ids[static_cast<std::size_t>(start + rows)];
+    return slot;
+  }
+  // The drafts of each slot behind its round.
+  std::vector<Tokens> run_rounds(const std::vector<int>& slots,
+                                 const std::vector<ops::RoundSlot>& rounds) {
+    int rows = 1;
+    std::vector<std::int32_t> ids;
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      join(slots[i], rounds[i]);
+      ids.push_back(slots[i]);
+      rows = std::max(rows, 1 + rounds[i].num_drafts);
+    }
+    runner_.run_known(ids, rows, kDrafts);
+    // The next round has what was drafted.
+    std::vector<Tokens> drafts = drafts_of(ids);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      program().tables().note_pending_rows(slots[i], 1 + rounds[i].num_drafts);
+    }
+    return drafts;
+  }
+  Tokens round(int slot, const Tokens& ids, int start, int rows, int num_drafts = kDrafts) {
+    return run_rounds({slot}, {true_round(ids, start, rows, num_drafts)})[0];
+  }
+  void join(int slot, const ops::RoundSlot& state) {
+    const auto& shape = engine_.parts().plan().limits.shape;
+    program().tables().upload_pages(context().backend, slot, shape.pages_per_sequence);
+    program().rounds().join(context().backend, slot, state);
+  }
+  // What the slots hold for their next round.
+  std::vector<Tokens> drafts_of(const std::vector<std::int32_t>& slots) {
+    context().backend.synchronize();
+    const auto places = program().rounds().places(1, 1);
+    std::vector<Tokens> out;
+    for (const auto slot : slots) {
+      ops::RoundSlot state;
+      context().backend.copy(&state, places.table + slot, sizeof state);
+      context().backend.synchronize();
+      out.emplace_back(state.drafts, state.drafts + state.num_drafts);
+    }
+    return out;
   }
   void pass(ops::RowClass row_class, int slot, const Tokens& ids, int start, int rows,
             bool ends_prompt) {
@@ -85,21 +131,24 @@ class MtpDrafting : public ::testing::TestWithParam<ActivationDType> {
     program().model().forward(context(), batch.upload(context().backend), program().hidden());
   }
 
-  static DraftRequest request(int slot, const Tokens& ids, int first, std::size_t count,
-                              int first_hidden_row, int num_drafts, Tokens& out) {
-    return {.slot = slot,
-            .first_position = first,
-            .tokens = std::span(ids).subspan(static_cast<std::size_t>(first), count),
-            .first_hidden_row = first_hidden_row,
-            .num_drafts = num_drafts,
-            .drafts = &out};
+  // Drafts behind prompts of lengths[i] tokens and the first generated ones.
+  std::vector<Tokens> drafts_after_prompts(const std::vector<std::int32_t>& slots,
+                                           const std::vector<Tokens>& texts,
+                                           const std::vector<int>& lengths,
+                                           const std::vector<int>& num_drafts) {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      ops::RoundSlot state;
+      state.last_token = texts[i][static_cast<std::size_t>(lengths[i])];
+      state.position = lengths[i];
+      state.limit_len = 512;
+      state.num_drafts = num_drafts[i];
+      join(slots[i], state);
+    }
+    runner_.draft_behind_prompts(slots, kDrafts);
+    return drafts_of(slots);
   }
-  // Drafts behind a prompt of n tokens and the first generated one, ids[n].
   Tokens drafts_after_prompt(int slot, const Tokens& ids, int n, int num_drafts = kDrafts) {
-    Tokens out;
-    const auto r = request(slot, ids, n, 1, DraftRequest::kCarriedHidden, num_drafts, out);
-    drafter().draft(context(), {&r, 1}, program().hidden());
-    return out;
+    return drafts_after_prompts({slot}, {ids}, {n}, {num_drafts})[0];
   }
   // The head's output for ids[n] behind a prompt of n tokens, without drafting.
   std::vector<float> head_row(int slot, const Tokens& ids, int n, int last_row) {
@@ -118,6 +167,7 @@ class MtpDrafting : public ::testing::TestWithParam<ActivationDType> {
   }
 
   EngineHarness engine_{world(), job()};
+  RoundRunner runner_{context(), program(), {.max_sequences = 3, .draft_tokens = kDrafts}};
 };
 
 TEST_P(MtpDrafting, PromptChunksChangeNoBit) {
@@ -150,14 +200,8 @@ TEST_P(MtpDrafting, DraftsDoNotDependOnTheirNumberOrTheirCompany) {
     }
   }
   for (const auto& depths : {std::array{4, 4, 4}, {4, 0, 2}, {1, 3, 0}, {0, 0, 4}, {0, 0, 0}}) {
-    std::vector<Tokens> together(3, Tokens{99});  // old proposals go
-    std::vector<DraftRequest> requests;
-    for (int slot = 0; slot < 3; ++slot) {
-      const auto s = static_cast<std::size_t>(slot);
-      requests.push_back(request(slot, texts[s], lengths[s], 1, DraftRequest::kCarriedHidden,
-                                 depths[s], together[s]));
-    }
-    drafter().draft(context(), requests, program().hidden());
+    const auto together =
+        drafts_after_prompts({0, 1, 2}, texts, lengths, {depths.begin(), depths.end()});
     for (std::size_t s = 0; s < 3; ++s) {
       EXPECT_EQ(together[s], Tokens(alone[s].begin(), alone[s].begin() + depths[s]));
     }
@@ -169,64 +213,45 @@ TEST_P(MtpDrafting, DraftsDoNotDependOnTheirNumberOrTheirCompany) {
 TEST_P(MtpDrafting, VerifiedRowsReplaceWhatDraftingWrote) {
   constexpr int kLength = 70;
   const Tokens ids = text(20, kLength + 5);
-  Tokens at_once, one_by_one, late;
+  Tokens one_by_one;
 
   prompt(0, ids, {kLength});
   drafts_after_prompt(0, ids, kLength);
-  round(0, ids, kLength, 4);
-  auto r = request(0, ids, kLength + 1, 4, 0, kDrafts, at_once);
-  drafter().draft(context(), {&r, 1}, program().hidden());
+  const Tokens at_once = round(0, ids, kLength, 4);
 
   prompt(0, ids, {kLength});
   drafts_after_prompt(0, ids, kLength);
-  for (int p = kLength; p < kLength + 4; ++p) {
-    round(0, ids, p, 1);
-    r = request(0, ids, p + 1, 1, 0, kDrafts, one_by_one);
-    drafter().draft(context(), {&r, 1}, program().hidden());
-  }
+  for (int p = kLength; p < kLength + 4; ++p) one_by_one = round(0, ids, p, 1);
   EXPECT_EQ(at_once, one_by_one);
 
   // Rounds that propose nothing keep the head's cache filled.
   prompt(0, ids, {kLength});
   drafts_after_prompt(0, ids, kLength, 0);
-  round(0, ids, kLength, 3);
-  r = request(0, ids, kLength + 1, 3, 0, 0, late);
-  drafter().draft(context(), {&r, 1}, program().hidden());
-  round(0, ids, kLength + 3, 1);
-  r = request(0, ids, kLength + 4, 1, 0, kDrafts, late);
-  drafter().draft(context(), {&r, 1}, program().hidden());
-  EXPECT_EQ(at_once, late);
+  EXPECT_EQ(round(0, ids, kLength, 3, 0), Tokens{});
+  EXPECT_EQ(at_once, round(0, ids, kLength + 3, 1));
 }
 
-// Rounds of two slots in one pass: each slot's hidden states are where its segment is.
+// Rounds of two slots in one pass: each slot's hidden states are where its place is, also when one
+// has fewer rows than its place.
 TEST_P(MtpDrafting, SlotsOfOneRoundTakeTheirOwnRows) {
   constexpr int kLength = 30, kRows = 3;
   const std::array texts = {text(40, kLength + kRows + 1), text(41, kLength + kRows + 1)};
-  std::array<Tokens, 2> alone, together;
-  for (int slot = 0; slot < 2; ++slot) {
-    const auto& ids = texts[static_cast<std::size_t>(slot)];
-    prompt(slot, ids, {kLength});
-    drafts_after_prompt(slot, ids, kLength, 0);
-    round(slot, ids, kLength, kRows);
-    const auto r =
-        request(slot, ids, kLength + 1, kRows, 0, kDrafts, alone[static_cast<std::size_t>(slot)]);
-    drafter().draft(context(), {&r, 1}, program().hidden());
-    prompt(slot, ids, {kLength});
-    drafts_after_prompt(slot, ids, kLength, 0);
+  for (const int second_rows : {kRows, 1}) {
+    const std::array rows = {kRows, second_rows};
+    std::vector<ops::RoundSlot> rounds;
+    std::vector<Tokens> alone;
+    for (int slot = 0; slot < 2; ++slot) {
+      const auto s = static_cast<std::size_t>(slot);
+      const auto& ids = texts[s];
+      rounds.push_back(true_round(ids, kLength, rows[s], kDrafts));
+      prompt(slot, ids, {kLength});
+      drafts_after_prompt(slot, ids, kLength, 0);
+      alone.push_back(run_rounds({slot}, {rounds[s]})[0]);
+      prompt(slot, ids, {kLength});
+      drafts_after_prompt(slot, ids, kLength, 0);
+    }
+    EXPECT_EQ(run_rounds({0, 1}, rounds), alone);
   }
-  auto& batch = program().batch();
-  batch.clear(ops::RowClass::kGenerated);
-  std::vector<DraftRequest> requests;
-  for (int slot = 0; slot < 2; ++slot) {
-    const auto s = static_cast<std::size_t>(slot);
-    requests.push_back(
-        request(slot, texts[s], kLength + 1, kRows, batch.num_rows(), kDrafts, together[s]));
-    batch.add_segment(slot, kLength);
-    for (int i = 0; i < kRows; ++i) batch.add_row(texts[s][static_cast<std::size_t>(kLength + i)]);
-  }
-  program().model().forward(context(), batch.upload(context().backend), program().hidden());
-  drafter().draft(context(), requests, program().hidden());
-  EXPECT_EQ(together, alone);
 }
 
 // A prefix hit: pages shared, states from a snapshot, another continuation.

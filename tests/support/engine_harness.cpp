@@ -77,6 +77,8 @@ std::vector<RequestRecord> EngineHarness::run(
        .store_steps = true,
        .stop_ids = files_.config.stop_ids,
        .clear_cache_between_groups = true,
+       .adaptive_depth = job_.speculative.adaptive,
+       .pad_rounds = pad_rounds_,
        .time_zero_s = monotonic_s()});
   std::vector<const Request*> pointers;
   for (const auto& r : requests) pointers.push_back(&r);

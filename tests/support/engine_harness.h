@@ -34,6 +34,9 @@ class EngineHarness {
   // Whole rows of logits [rows, vocab] for the last `rows` rows of the last pass.
   std::vector<float> last_logits(int rows);
 
+  // Rounds of run() as a backend that records them would make them.
+  void pad_rounds() { pad_rounds_ = true; }
+
   RankEngine& parts() { return *parts_; }
   const ModelFiles& files() const { return files_; }
   const std::vector<StepRecord>& steps() const { return steps_; }
@@ -47,6 +50,7 @@ class EngineHarness {
   std::unique_ptr<RankEngine> parts_;
   std::vector<StepRecord> steps_;
   int last_rows_ = 0;
+  bool pad_rounds_ = false;
 };
 
 Request make_request(const std::string& id, std::vector<std::int32_t> prompt_ids, int max_tokens,

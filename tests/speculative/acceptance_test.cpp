@@ -1,7 +1,7 @@
 // The acceptance rule and its counters, on targets small enough to be known exactly: what a round
 // emits has the target's distribution whatever was drafted, equals plain decoding token for token,
 // and the statistics used here do notice wrong rules.
-#include "speculative/verifier.h"
+#include "speculative/acceptance.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,6 @@ TEST(CountAccepted, StopsAtTheFirstDifference) {
   EXPECT_EQ(count({1, 2, 3}, {9, 2, 3, 4}), 0);
   EXPECT_EQ(count({1, 2, 3}, {1, 9, 3, 4}), 1);  // equal again behind a rejection: worthless
   EXPECT_EQ(count({1, 2, 3}, {1, 2, 9, 3}), 2);
-  EXPECT_THROW(count({1, 2}, {1}), Error);
 }
 
 TEST(AcceptanceCounting, CountsByPosition) {

@@ -1,4 +1,4 @@
-// Lossless verification, and the counting of its events.
+// Counting what verification (kernels/ops/verify.h) decided, and why its rule is lossless.
 //
 // Row i of a round is given the true tokens up to draft i and yields y_i, the token that plain
 // decoding would emit there: the argmax, or argmax(logit / T + Gumbel noise) over the filtered
@@ -15,13 +15,9 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 namespace tandem {
-
-// Number of leading drafts that equal the sampled tokens of their rows: drafts[i] == sampled[i].
-int count_accepted(std::span<const std::int32_t> drafts, std::span<const std::int32_t> sampled);
 
 // Events of one request, counted where they happen.
 class AcceptanceCounter {

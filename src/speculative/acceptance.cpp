@@ -1,15 +1,8 @@
-#include "speculative/verifier.h"
+#include "speculative/acceptance.h"
 
 #include "base/error.h"
 
 namespace tandem {
-
-int count_accepted(std::span<const std::int32_t> drafts, std::span<const std::int32_t> sampled) {
-  TANDEM_CHECK(drafts.size() <= sampled.size());
-  std::size_t accepted = 0;
-  while (accepted < drafts.size() && drafts[accepted] == sampled[accepted]) ++accepted;
-  return static_cast<int>(accepted);
-}
 
 void AcceptanceCounter::count_round(int proposed, int accepted) {
   TANDEM_CHECK(0 <= accepted && accepted <= proposed, "{} of {}", accepted, proposed);
