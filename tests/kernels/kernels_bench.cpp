@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -73,8 +74,8 @@ struct Rows {
 };
 
 void bench_attention(Backend& backend, const BenchRepeats& repeats, const std::string& name,
-                     ops::RowClass row_class, int sequences, int rows, int context,
-                     double read_bytes_per_s) {
+                     ops::KvFormat format, ops::RowClass row_class, int sequences, int rows,
+                     int context, double read_bytes_per_s) {
   constexpr int kHeads = 24, kKvHeads = 4, kDim = 256, kPage = 16;
   const int pages = (context + kPage - 1) / kPage;
   std::vector<std::int32_t> table(static_cast<std::size_t>(sequences * pages));
@@ -82,11 +83,13 @@ void bench_attention(Backend& backend, const BenchRepeats& repeats, const std::s
   const std::size_t plane = table.size() * std::size_t{kPage} * kKvHeads * kDim;
   const std::size_t queries = static_cast<std::size_t>(sequences * rows) * kHeads * kDim;
   testing::Array period(DType::kBF16, testing::random_normal(1, 1 << 16));
-  std::vector<bf16> k(plane), q(queries), out(queries);
+  testing::Array k(ops::kv_dtype(format), plane);
+  std::vector<bf16> q(queries), out(queries);
   const auto* source = static_cast<const bf16*>(period.data());
-  for (std::size_t i = 0; i < plane; ++i) k[i] = source[i & 0xffff];
+  for (std::size_t i = 0; i < plane; ++i) k.set(i, to_float(source[i & 0xffff]));
   for (std::size_t i = 0; i < queries; ++i) q[i] = source[(i * 7) & 0xffff];
-  const std::vector<bf16> v = k;
+  testing::Array v = k;
+  std::vector<float> scales(plane / kDim, 1.0f);
   Rows batch(row_class, sequences, rows, context - rows, 0);
   batch.view.page_table = table.data();
   batch.view.pages_per_sequence = pages;
@@ -95,8 +98,11 @@ void bench_attention(Backend& backend, const BenchRepeats& repeats, const std::s
                                      .q = q.data(),
                                      .num_heads = kHeads,
                                      .scale = 1.0f / 16.0f,
-                                     .pages = {.k_pages = const_cast<bf16*>(k.data()),
-                                               .v_pages = const_cast<bf16*>(v.data()),
+                                     .pages = {.k_pages = k.data(),
+                                               .v_pages = v.data(),
+                                               .k_scales = scales.data(),
+                                               .v_scales = scales.data(),
+                                               .format = format,
                                                .num_pages = sequences * pages,
                                                .num_kv_heads = kKvHeads,
                                                .page_tokens = kPage,
@@ -105,8 +111,11 @@ void bench_attention(Backend& backend, const BenchRepeats& repeats, const std::s
   const double seconds = least_median_s(repeats, [&] { ops::paged_attention(backend, args); });
   double pairs = 0;
   for (const std::int32_t position : batch.positions) pairs += position + 1;
-  print_row(name, 2.0 * static_cast<double>(plane) * sizeof(bf16), pairs * kHeads * kDim * 4,
-            seconds, read_bytes_per_s);
+  const std::int64_t entry_bytes =
+      kDim * static_cast<std::int64_t>(dtype_bytes(ops::kv_dtype(format))) +
+      ops::kv_scale_bytes(format);
+  print_row(name, 2.0 * static_cast<double>(scales.size()) * static_cast<double>(entry_bytes),
+            pairs * kHeads * kDim * 4, seconds, read_bytes_per_s);
 }
 
 void bench_delta_rule(Backend& backend, const BenchRepeats& repeats, const std::string& name,
@@ -162,12 +171,17 @@ int run(const BackendOptions& options, const BenchRepeats& repeats) {
              read / 1e9, repeats.groups, repeats.runs);
   bench_gemm(*backend, repeats, read);
   using ops::RowClass;
-  bench_attention(*backend, repeats, "attention, 1 row, 32768 tokens", RowClass::kGenerated, 1, 1,
-                  32768, read);
-  bench_attention(*backend, repeats, "attention, 8 x 4 rows, 4096 tokens", RowClass::kGenerated, 8,
-                  4, 4096, read);
-  bench_attention(*backend, repeats, "attention, prompt of 512 rows", RowClass::kPrompt, 1, 512,
-                  512, read);
+  for (const auto& [format, cache] :
+       {std::pair{ops::KvFormat::kBf16, "bf16"}, {ops::KvFormat::kFp8Dynamic, "fp8"}}) {
+    const auto bench = [&, format = format, cache = cache](const char* what, RowClass row_class,
+                                                           int sequences, int rows, int context) {
+      bench_attention(*backend, repeats, fmt::format("attention {}, {}", cache, what), format,
+                      row_class, sequences, rows, context, read);
+    };
+    bench("1 row, 32768 tokens", RowClass::kGenerated, 1, 1, 32768);
+    bench("8 x 4 rows, 4096 tokens", RowClass::kGenerated, 8, 4, 4096);
+    bench("prompt of 512 rows", RowClass::kPrompt, 1, 512, 512);
+  }
   bench_delta_rule(*backend, repeats, "delta rule, 8 x 1 rows, 1 pending", RowClass::kGenerated, 8,
                    1, 1, read);
   bench_delta_rule(*backend, repeats, "delta rule, 8 x 4 rows, 3 pending", RowClass::kGenerated, 8,
