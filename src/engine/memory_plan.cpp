@@ -5,6 +5,7 @@
 #include "base/units.h"
 #include "engine/canary.h"
 #include "engine/round_runner.h"
+#include "layers/full_attention.h"
 
 namespace tandem {
 namespace {
@@ -22,7 +23,8 @@ CountingAllocator count_parts(const MemoryPlanInputs& in, int num_pages) {
   return counts;
 }
 
-RankPlan rank_plan(const MemoryPlanInputs& in, const CountingAllocator& counts) {
+RankPlan rank_plan(const MemoryPlanInputs& in, const CountingAllocator& counts,
+                   std::int64_t num_pages) {
   RankPlan plan;
   plan.rank = in.rank;
   plan.host = in.budget.host;
@@ -66,6 +68,14 @@ RankPlan rank_plan(const MemoryPlanInputs& in, const CountingAllocator& counts) 
     knob("scheduler.max_batched_tokens", std::to_string(s.max_batched_tokens), "512",
          bytes_of(parts::kActivations) * (s.max_batched_tokens - 512) / s.max_batched_tokens);
   }
+  if (!is_fp8(in.limits.shape.kv_format)) {
+    EngineShape narrow = in.limits.shape;
+    narrow.kv_format = ops::KvFormat::kFp8Dynamic;
+    knob("memory.kv_dtype", in.limits.shape.kv_format == ops::KvFormat::kF32 ? "fp32" : "bf16",
+         "fp8_dynamic",
+         num_pages * (target_page_bytes(in.config, in.limits.shape, in.tensor_parallel) -
+                      target_page_bytes(in.config, narrow, in.tensor_parallel)));
+  }
   knob("memory.reserve", format_bytes(in.job.memory.reserve_bytes),
        format_bytes(in.job.memory.reserve_bytes / 2), in.job.memory.reserve_bytes / 2);
   return plan;
@@ -75,6 +85,15 @@ RankPlan rank_plan(const MemoryPlanInputs& in, const CountingAllocator& counts) 
 int least_pages(const EngineLimits& limits) { return limits.shape.pages_per_sequence; }
 
 }  // namespace
+
+std::int64_t target_page_bytes(const ModelConfig& config, const EngineShape& shape,
+                               TensorParallel tensor_parallel) {
+  const AttentionConfig attention{.num_kv_heads = config.num_key_value_heads,
+                                  .head_dim = config.head_dim,
+                                  .kv_format = shape.kv_format};
+  return config.num_layers_of(LayerType::kFullAttention) *
+         FullAttention::page_bytes(attention, shape, tensor_parallel);
+}
 
 MemoryPlan plan_memory(const MemoryPlanInputs& in) {
   const CountingAllocator without_pages = count_parts(in, 0);
@@ -98,7 +117,7 @@ MemoryPlan plan_memory(const MemoryPlanInputs& in) {
                    .remedy = "raise memory.kv or leave it at auto"});
     }
   } else {
-    const std::int64_t left = bytes_left(rank_plan(in, without_pages), in.budget);
+    const std::int64_t left = bytes_left(rank_plan(in, without_pages, 0), in.budget);
     pages = std::min<std::int64_t>(left / page_bytes, useful_pages(in.limits));
     // Too little even for one context: plan for that much, so that the refusal says what is
     // missing.
@@ -110,7 +129,7 @@ MemoryPlan plan_memory(const MemoryPlanInputs& in) {
   plan.page_bytes = page_bytes;
   plan.limits = with_pages(in.limits, static_cast<int>(pages));
   plan.counts = count_parts(in, static_cast<int>(pages));
-  plan.rank = rank_plan(in, plan.counts);
+  plan.rank = rank_plan(in, plan.counts, pages);
   require_fit(plan.rank, in.budget);
   return plan;
 }

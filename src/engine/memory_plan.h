@@ -33,6 +33,10 @@ struct MemoryPlanInputs {
   int rank = 0;
 };
 
+// Of one page of the target's own layers on a rank, without a drafter's.
+std::int64_t target_page_bytes(const ModelConfig& config, const EngineShape& shape,
+                               TensorParallel tensor_parallel);
+
 // Throws Error{kDoesNotFit} with the table and the knobs if the host cannot hold it, or if not even
 // one sequence's pages fit.
 MemoryPlan plan_memory(const MemoryPlanInputs& inputs);

@@ -1,6 +1,5 @@
 #include "engine/step_cost.h"
 
-#include "layers/full_attention.h"
 #include "layers/vocab.h"
 
 namespace tandem {
@@ -20,12 +19,7 @@ StepCost decode_step_cost(const MemoryPlan& plan, const ModelConfig& config,
                      config.linear_key_head_dim * config.linear_value_head_dim *
                      static_cast<std::int64_t>(sizeof(float));
   // A drafter's own layers have pages too, which a step without drafts does not read.
-  const AttentionConfig attention{.num_kv_heads = config.num_key_value_heads,
-                                  .head_dim = config.head_dim,
-                                  .kv_format = shape.kv_format};
-  cost.kv_bytes_per_token = config.num_layers_of(LayerType::kFullAttention) *
-                            FullAttention::page_bytes(attention, shape, tensor_parallel) /
-                            shape.page_tokens;
+  cost.kv_bytes_per_token = target_page_bytes(config, shape, tensor_parallel) / shape.page_tokens;
   return cost;
 }
 

@@ -98,6 +98,21 @@ class EqualityTest(TandemTest):
     def test_speculation(self):
         self.check(OTHER_SPECULATION)
 
+    def test_fp8_kv(self):
+        """An FP8 cache keeps the same promises, and is another cache than BF16."""
+        fp8 = {"memory": {"kv_dtype": "fp8_dynamic"}}
+        expected, job = self.run_variant("bf16", fp8)
+        with h5py.File(job.out) as f:
+            self.assertIn("F8_E4M3", f["passport"].attrs["precision.kv_cache"])
+        hashes = {name: row[1] for name, row in self.reference("bf16").items()}
+        self.assertNotEqual({name: row[1] for name, row in expected.items()}, hashes)
+        for name in ("concurrency 8", "chunks of 37", "pages of 8", "no prefix cache", "two ranks"):
+            sections, ranks, env = SAME_SPECULATION[name]
+            memory = {**fp8["memory"], **sections.get("memory", {})}
+            with self.subTest(name):
+                rows, _ = self.run_variant("bf16", {**sections, "memory": memory}, ranks, env)
+                self.assertEqual(rows, expected)
+
     def test_order_and_company(self):
         rows, _ = self.run_variant("bf16", {}, prompts=PROMPTS[::-1])
         self.assertEqual(rows, self.reference("bf16"))

@@ -94,6 +94,28 @@ class PlanMemoryTest(TandemTest):
     def test_two_ranks(self):
         self.check(2)
 
+    def test_fp8_kv(self):
+        memory = {"reserve": "256MiB", "kv": "256MiB"}
+        self.check(1, memory={**memory, "kv_dtype": "fp8_dynamic"})
+
+    def test_fp8_kv_holds_more_tokens(self):
+        """Two KV heads of 256, K and V, in one layer of the model and one of the drafter's, which stays BF16."""
+        for kv_dtype, token_bytes, step_bytes in (("bf16", 2048 + 2048, "2.00 KiB"),
+                                                  ("fp8_static", 1024 + 2048, "1.00 KiB"),
+                                                  ("fp8_dynamic", 1024 + 4 * 4 + 2048, "1.02 KiB")):
+            job = self.make_job(memory={"reserve": "256MiB", "kv": "64MiB", "kv_dtype": kv_dtype})
+            plan = job.run("plan", job.job)
+            self.assert_code(plan, 0)
+            tokens = int(re.search(r"page\) = (\d+) tokens", plan.out)[1])
+            self.assertEqual(tokens, (64 << 20) // (16 * token_bytes) * 16, kv_dtype)
+            self.assertIn(f"{step_bytes} of KV a sequence and token", plan.out)
+
+    def test_what_does_not_fit_names_fp8(self):
+        job = self.make_job(memory={"reserve": "256MiB"})
+        plan = job.run("plan", job.job, "--mem-available", "512MiB")
+        self.assert_code(plan, 4)
+        self.assertIn("memory.kv_dtype: bf16 -> fp8_dynamic (saves", plan.err)
+
     def test_fp32_activations_without_speculation(self):
         self.check(1, model={"path": "model", "load": "dummy", "activation_dtype": "fp32"},
                    speculative={"method": "none"})
