@@ -31,6 +31,7 @@
 #include "kernels/cuda/launch.cuh"
 
 namespace tandem::cuda {
+
 // What a stage of the ring holds.
 struct Stage {
   const uint4* pieces;
