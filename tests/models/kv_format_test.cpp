@@ -140,6 +140,19 @@ TEST(KvFormat, LogitsStayClose) {
   });
 }
 
+// With BF16 activations, which a GPU has other kernels for, their rounding is what shows.
+TEST(KvFormat, LogitsStayCloseInBf16) {
+  on_ranks(1, [](const HostComm& group) {
+    const auto exact = prompt_logits(group, kv_job(KvDType::kFp32));
+    const auto error = [&](KvDType kv_dtype) {
+      JobConfig job = kv_job(kv_dtype);
+      job.model.activation_dtype = ActivationDType::kBf16;
+      return relative_error(prompt_logits(group, job), exact);
+    };
+    EXPECT_LE(error(KvDType::kFp8Dynamic), 1.5 * error(KvDType::kBf16));
+  });
+}
+
 // Scales that differ between heads: a rank must take those of its own.
 TEST(KvFormat, GivenScalesFollowTheirHeads) {
   const CheckpointWithScales checkpoint(kKScales, kVScales);
