@@ -91,6 +91,8 @@ class Backend {
   static constexpr int kNumMarks = 32;
   virtual void mark(int i) = 0;
   virtual double seconds_between(int begin, int end) = 0;
+  // Returns when the mark has been reached; what was enqueued behind it may still run.
+  virtual void wait_for_mark(int i) = 0;
 };
 
 // Throws Error{kConfiguration} for a backend that is not compiled in or finds no device.

@@ -40,6 +40,7 @@ class CpuBackend final : public Backend {
     return marks_s_.at(static_cast<std::size_t>(end)) -
            marks_s_.at(static_cast<std::size_t>(begin));
   }
+  void wait_for_mark(int) override {}
 
   // kThreadScratchBytes for thread 0 <= thread < num_threads(), 256-byte aligned.
   std::byte* thread_scratch(int thread) const {

@@ -210,6 +210,8 @@ double CudaBackend::seconds_between(int begin, int end) {
       .seconds_since(marks_.at(static_cast<std::size_t>(begin)));
 }
 
+void CudaBackend::wait_for_mark(int i) { marks_.at(static_cast<std::size_t>(i)).wait(); }
+
 CUstream_st* CudaBackend::stream() const { return stream_->get(); }
 
 }  // namespace tandem::cuda

@@ -59,6 +59,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<RecordedWork> record(const std::function<void()>& work) override;
   void mark(int i) override;
   double seconds_between(int begin, int end) override;
+  void wait_for_mark(int i) override;
 
   CUstream_st* stream() const;
   const DeviceLimits& limits() const { return limits_; }

@@ -35,6 +35,8 @@ Event& Event::operator=(Event&& other) noexcept {
 
 void Event::record(cudaStream_t stream) { TANDEM_CHECK_CUDA(cudaEventRecord(event_, stream)); }
 
+void Event::wait() const { TANDEM_CHECK_CUDA(cudaEventSynchronize(event_)); }
+
 double Event::seconds_since(const Event& earlier) const {
   float milliseconds = 0;
   TANDEM_CHECK_CUDA(cudaEventElapsedTime(&milliseconds, earlier.event_, event_));

@@ -33,6 +33,7 @@ class Event {
 
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream);
+  void wait() const;  // until the stream has reached it
   // Both must have been reached: synchronize the later one's stream first.
   double seconds_since(const Event& earlier) const;
 

@@ -42,6 +42,7 @@ struct RoundRecord {
   std::int32_t num_drafts = 0;
   std::int32_t accepted = 0;         // leading drafts; accepted + 1 tokens come out of the round
   std::int32_t next_num_drafts = 0;  // proposals for the next round
+  std::int32_t ended = 0;            // 1: there is no next round
   std::int32_t drafts[kMaxRoundRows]{};  // [num_drafts] as verified
   std::int32_t tokens[kMaxRoundRows]{};  // [accepted + 1]
   float logprobs[kMaxRoundRows]{};       // [accepted + 1] as sampled

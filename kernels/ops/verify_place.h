@@ -100,6 +100,7 @@ constexpr void verify_place(const VerifyArgs& a, int place) {
   s.ended = ended || s.position + 1 >= s.limit_len ? 1 : 0;
   s.num_drafts = s.ended != 0 ? 0 : drafts_wanted(s, *a.depth);
   record.next_num_drafts = s.num_drafts;
+  record.ended = s.ended;
   a.pending_rows[slot] = accepted + 1;
   if (!drafter) return;
   const int certain = s.ended != 0 ? 0 : accepted + 1;

@@ -21,7 +21,7 @@ Engine::Engine(EngineDeps deps, EngineSettings settings)
               {.max_sequences = settings_.limits.shape.max_sequences,
                .draft_tokens = settings_.limits.draft_tokens,
                .adaptive_depth = settings_.adaptive_depth,
-               .pad = settings_.pad_rounds,
+               .pad = settings_.as_recorded,
                .sample = settings_.sample}),
       draft_depth_(settings_.limits.draft_tokens) {
   const auto& shape = settings_.limits.shape;
@@ -34,7 +34,10 @@ Engine::Engine(EngineDeps deps, EngineSettings settings)
   params_.reserve(rows);
   sampled_.resize(rows);
   slots_.reserve(static_cast<std::size_t>(shape.max_sequences));
-  sampled_rounds_.reserve(static_cast<std::size_t>(shape.max_sequences));
+  in_round_.reserve(static_cast<std::size_t>(shape.max_sequences));
+  for (Flight& flight : flights_) {
+    flight.requests.reserve(static_cast<std::size_t>(shape.max_sequences));
+  }
   finished_.reserve(static_cast<std::size_t>(shape.max_sequences));
   const double begin_s = monotonic_s();
   const auto free_before = deps_.backend.free_bytes();
@@ -78,14 +81,20 @@ StopReason Engine::run_group(const RunGroup& group, std::span<const Request* con
   }
 
   StopReason stop = StopReason::kNone;
-  while (!scheduler_.idle()) {
-    timer_.start_step();
+  timer_.start_step();
+  while (stop == StopReason::kNone && (flying() || !scheduler_.idle())) {
     stop = exchange();
-    if (stop != StopReason::kNone) break;
-    const StepPlan& plan = scheduler_.plan_step(Admission::kOpen);
-    TANDEM_CHECK(!plan.empty(), "nothing planned while requests wait");
-    run_step(plan);
-    close_step();
+    if (flying()) {
+      Flight& running = flights_[newest_flight_];
+      const bool follows = stop == StopReason::kNone && can_follow();
+      if (follows) follow_round();
+      land(running, follows);
+    } else if (stop == StopReason::kNone) {
+      if (canary_due_) run_canary();
+      const StepPlan& plan = scheduler_.plan_step(Admission::kOpen);
+      TANDEM_CHECK(!plan.empty(), "nothing planned while requests wait");
+      run_step(plan);
+    }
   }
   // The last step's times are still to be told, and its checksum to be compared.
   if (stop == StopReason::kNone) exchange();
@@ -144,11 +153,15 @@ StopReason Engine::exchange() {
   tell_step(all);
   tell_canary(all);
   draft_depth_ = all[0].draft_depth;
-  if (all[0].run_canary != 0 && stop == StopReason::kNone) {
-    canary_times_ = deps_.canary->measure();
-    timer_.start_step();  // the canary's time is not the step's
-  }
+  canary_due_ = canary_due_ || all[0].run_canary != 0;
   return stop;
+}
+
+// Not beside a round, which would take its share of the machine.
+void Engine::run_canary() {
+  canary_due_ = false;
+  canary_times_ = deps_.canary->measure();
+  timer_.start_step();  // the canary's time is not the step's
 }
 
 void Engine::tell_step(const std::vector<StepMessage>& all) {
@@ -198,13 +211,13 @@ void Engine::tell_canary(const std::vector<StepMessage>& all) {
 }
 
 void Engine::close_step() {
-  wait_for_device();
   last_split_ = timer_.finish_step();
   last_duration_s_ = monotonic_s() - timer_.start_s();
   const double measured_s = last_split_.device_compute_s + last_split_.collective_s +
                             last_split_.sample_verify_s + last_split_.wait_rank_s;
   last_split_.host_prepare_s = std::max(0.0, last_duration_s_ - measured_s);
-  if (adaptive_depth_ && record_.kind == StepKind::kRound && record_.prompt_tokens == 0) {
+  if (adaptive_depth_ && record_.kind == StepKind::kRound && record_.prompt_tokens == 0 &&
+      record_.output_tokens > 0) {
     adaptive_depth_->count_time(
         static_cast<double>(record_.draft_tokens) /
             static_cast<double>(std::max<std::int64_t>(1, record_.sequences)),
@@ -215,26 +228,36 @@ void Engine::close_step() {
   ++step_;
   deps_.beacon.step.store(static_cast<std::uint64_t>(step_), std::memory_order_relaxed);
   report_status();
+  timer_.start_step();
+}
+
+StepRecord Engine::new_record(StepKind kind) const {
+  StepRecord record;
+  record.step = step_ + (flying() ? 1 : 0);
+  record.start_s = now_s();
+  record.kind = kind;
+  record.concurrency = group_.concurrency;
+  record.warmup = group_.warmup;
+  record.sequences = scheduler_.num_active();
+  record.draft_depth = draft_depth_;
+  record.pages_in_use = scheduler_.pages().num_in_use();
+  record.waiting_requests = scheduler_.num_waiting();
+  return record;
 }
 
 void Engine::run_step(const StepPlan& plan) {
-  record_ = StepRecord{};
-  record_.step = step_;
-  record_.start_s = now_s();
-  record_.kind = plan.rounds.empty() ? StepKind::kPrompt : StepKind::kRound;
-  record_.concurrency = group_.concurrency;
-  record_.warmup = group_.warmup;
-  record_.sequences = scheduler_.num_active();
+  record_ = new_record(plan.rounds.empty() ? StepKind::kPrompt : StepKind::kRound);
   record_.prompt_tokens = plan.num_prompt_rows;
-  record_.draft_depth = draft_depth_;
-  record_.pages_in_use = scheduler_.pages().num_in_use();
-  record_.waiting_requests = scheduler_.num_waiting();
-  finished_.clear();
   wait_for_device();
   apply_resets(plan);
   if (!plan.chunks.empty()) prompt_pass(plan);
-  if (!plan.rounds.empty()) round_pass(plan);
-  for (InFlight* request : finished_) finish(*request);
+  round_pass(plan);
+  if (!flying()) {
+    wait_for_device();
+    close_step();
+  } else if (!runs_ahead()) {
+    land(flights_[newest_flight_], false);
+  }
 }
 
 void Engine::apply_resets(const StepPlan& plan) {
@@ -317,127 +340,10 @@ void Engine::prompt_pass(const StepPlan& plan) {
     }
     if (chunk.ends_prompt) join_rounds(request.seq);
   }
+  finish_ended();
   if (slots_.empty()) return;
   const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
   rounds_.draft_behind_prompts(slots_, draft_depth_);
-}
-
-ops::RoundSlot Engine::round_slot(const Sequence& seq, int position) const {
-  return {.last_token = seq.tokens[static_cast<std::size_t>(position)],
-          .position = position,
-          .limit_len = seq.limit_len,
-          .stops = seq.request->sampling.ignore_eos ? 0 : 1,
-          .sampling = sample_params(seq, 0)};
-}
-
-// Behind the prompt: the token that it yielded, or before a recomputation the one that is known.
-void Engine::join_rounds(Sequence& seq) {
-  upload_pages(seq);
-  seq.num_drafts = wanted_drafts(seq);
-  ops::RoundSlot slot = round_slot(seq, seq.prompt_len);
-  slot.num_drafts = seq.num_drafts;
-  deps_.program.rounds().join(deps_.backend, seq.slot, slot);
-  slots_.push_back(seq.slot);
-}
-
-void Engine::join_known_round(const RoundEntry& entry) {
-  const auto& seq = *entry.seq;
-  ops::RoundSlot slot = round_slot(seq, entry.start);
-  slot.num_drafts = entry.num_rows - 1;
-  const auto behind = seq.tokens.begin() + entry.start + 1;
-  std::copy_n(behind, slot.num_drafts, slot.drafts);
-  slot.known_next = behind[slot.num_drafts];
-  deps_.program.rounds().join(deps_.backend, seq.slot, slot);
-  slots_.push_back(seq.slot);
-}
-
-// Rows that are computed again: their tokens are known, so their round yields none and has no
-// record that the host would have to read.
-void Engine::run_known_rounds(const StepPlan& plan) {
-  slots_.clear();
-  int rows = 0;
-  int depth = 0;
-  for (const auto& entry : plan.rounds) {
-    if (!entry.forced) continue;
-    auto& seq = *entry.seq;
-    upload_pages(seq);
-    join_known_round(entry);
-    rows = std::max(rows, entry.num_rows);
-    scheduler_.complete_round(entry, entry.num_rows);
-    seq.num_drafts = wanted_drafts(seq);
-    if (seq.state == SequenceState::kRunning) depth = draft_depth_;
-  }
-  if (slots_.empty()) return;
-  const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
-  rounds_.run_known(slots_, rows, depth);
-  for (const auto& entry : plan.rounds) {
-    if (entry.forced) deps_.program.tables().note_pending_rows(entry.seq->slot, entry.num_rows);
-  }
-}
-
-void Engine::round_pass(const StepPlan& plan) {
-  run_known_rounds(plan);
-  sampled_rounds_.clear();
-  slots_.clear();
-  int rows = 0;
-  bool any_draws = false;
-  for (const auto& entry : plan.rounds) {
-    if (entry.forced) continue;
-    upload_pages(*entry.seq);
-    sampled_rounds_.push_back(&entry);
-    slots_.push_back(entry.seq->slot);
-    rows = std::max(rows, entry.num_rows);
-    any_draws = any_draws || entry.seq->request->sampling.temperature > 0;
-  }
-  if (slots_.empty()) return;
-  {
-    const BeaconScope scope(&deps_.beacon, "round", WaitsForPeers::kNo);
-    const StepTimer::Scope timed(timer_, &StepSplit::device_compute_s);
-    rounds_.run(slots_, rows, draft_depth_, Sampler::method_of(any_draws, settings_.sample));
-  }
-  deps_.program.rounds().fetch_records(deps_.backend, static_cast<int>(slots_.size()));
-  wait_for_device();
-  for (std::size_t place = 0; place < sampled_rounds_.size(); ++place) {
-    complete_round(*sampled_rounds_[place], static_cast<int>(place));
-  }
-  group_drafted_ += record_.draft_tokens;
-  group_accepted_ += record_.accepted_tokens;
-}
-
-void Engine::complete_round(const RoundEntry& entry, int place) {
-  auto& request = in_flight(entry.seq);
-  auto& seq = request.seq;
-  const ops::RoundRecord& round = deps_.program.rounds().record(place);
-  TANDEM_CHECK(round.slot == seq.slot && round.position == entry.start &&
-                   round.num_drafts == entry.num_rows - 1,
-               "sequence {}: slot {} at {} with {} drafts, the round had slot {} at {} with {}",
-               seq.index, seq.slot, entry.start, entry.num_rows - 1, round.slot, round.position,
-               round.num_drafts);
-  request.acceptance.count_round(round.num_drafts, round.accepted);
-  record_.draft_tokens += round.num_drafts;
-  record_.accepted_tokens += round.accepted;
-  if (adaptive_depth_) adaptive_depth_->count_round(round.num_drafts, round.accepted);
-  if (deps_.on_round) {
-    deps_.on_round(request,
-                   std::span(round.drafts).first(static_cast<std::size_t>(round.num_drafts)),
-                   round.accepted);
-  }
-  deps_.program.tables().note_pending_rows(seq.slot, round.accepted + 1);
-  for (int i = 0; i <= round.accepted; ++i) {
-    SampledToken token{.id = round.tokens[i], .logprob = round.logprobs[i]};
-    if (settings_.sample.logit_hashes) {
-      token.logit_hash = deps_.program.sampler().hash_row(context_, deps_.program.logits(),
-                                                          rounds_.row_of(place, i));
-    }
-    if (emit(request, token)) continue;
-    request.discarded_tokens += round.accepted - i;
-    finished_.push_back(&request);
-    return;
-  }
-  scheduler_.complete_round(entry, round.accepted + 1);
-  seq.num_drafts = wanted_drafts(seq);
-  TANDEM_CHECK(seq.num_drafts == round.next_num_drafts, "sequence {}: {} drafts, {} made",
-               seq.index, seq.num_drafts, round.next_num_drafts);
 }
 
 std::span<const SampledToken> Engine::sample_rows() {
@@ -474,7 +380,7 @@ bool Engine::emit(InFlight& request, const SampledToken& token) {
   const std::int64_t event[3] = {seq.index, seq.len(), token.id};
   checksum_ = xxh3_64(event, sizeof event, checksum_);
   request.token_times_s.push_back(now_s());
-  request.token_steps.push_back(step_);
+  request.token_steps.push_back(record_.step);
   if (settings_.sample.logprobs) request.logprobs.push_back(token.logprob);
   if (settings_.sample.logit_hashes) request.logit_hashes.push_back(token.logit_hash);
   ++record_.output_tokens;
@@ -495,6 +401,11 @@ int Engine::wanted_drafts(const Sequence& seq) const {
   if (seq.state != SequenceState::kRunning) return 0;
   // The row of the last useful draft is that of position limit_len - 2: it yields the last token.
   return std::clamp(seq.limit_len - 2 - (seq.len() - 1), 0, draft_depth_);
+}
+
+void Engine::finish_ended() {
+  for (InFlight* request : finished_) finish(*request);
+  finished_.clear();
 }
 
 void Engine::finish(InFlight& request) {

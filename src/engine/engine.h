@@ -5,10 +5,16 @@
 // the times of the step before.
 //
 // One step: slots change hands; one pass over prompt rows; one round over generated rows (verify
-// what was drafted, accept, draft again). Commit, rollback and lengths are decided here and nowhere
-// else: a rejection is a smaller pending_rows, nothing is copied back.
+// what was drafted, accept, draft again), which the device runs by itself (round_runner.h).
+//
+// Where there is nothing to do but the same sequences' next round, it is launched before the host
+// has looked at this one's records: the device does not wait for the host, which is one round
+// behind. What must not happen under a running round - admission, preemption, a prompt - waits
+// until none is under way. A stop string is seen one round late; what was computed meanwhile is
+// discarded.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -45,8 +51,9 @@ struct EngineSettings {
   std::vector<std::int32_t> stop_ids;
   bool clear_cache_between_groups = true;
   bool adaptive_depth = false;  // up to limits.draft_tokens
-  bool pad_rounds = false;      // for tests: also where nothing is recorded
-  double time_zero_s = 0;       // monotonic time of the job's start on this host
+  // For tests: rounds as where they are recorded, padded and one ahead of the host.
+  bool as_recorded = false;
+  double time_zero_s = 0;  // monotonic time of the job's start on this host
 };
 
 // Snapshot of the loop for progress displays.
@@ -91,9 +98,20 @@ class Engine {
   StopReason run_group(const RunGroup& group, std::span<const Request* const> requests);
 
   std::int64_t num_steps() const { return step_; }
+  // Rounds that were launched before the one before them had been looked at.
+  std::int64_t num_rounds_ahead() const { return num_rounds_ahead_; }
   const Scheduler& scheduler() const { return scheduler_; }
 
  private:
+  // A round that has been launched and not been looked at.
+  struct Flight {
+    bool under_way = false;
+    std::vector<InFlight*> requests;  // by place
+    StepRecord record;
+    int depth = 0;             // of its drafts
+    double collectives_s = 0;  // of the host, for it
+  };
+
   // What the ranks tell each other at the start of a step.
   struct StepMessage {
     std::int64_t step = 0;
@@ -110,6 +128,7 @@ class Engine {
 
   StopReason exchange();
   void take_decisions(StepMessage& mine);
+  void run_canary();
   void tell_step(const std::vector<StepMessage>& all);
   void tell_canary(const std::vector<StepMessage>& all);
   void run_step(const StepPlan& plan);
@@ -118,9 +137,21 @@ class Engine {
   void prompt_pass(const StepPlan& plan);
   void round_pass(const StepPlan& plan);
   void run_known_rounds(const StepPlan& plan);
-  void complete_round(const RoundEntry& entry, int place);
+  StepRecord new_record(StepKind kind) const;
+  static int mark_of_flight(std::size_t i) {
+    return StepTimer::kFirstFreeMark + 2 * static_cast<int>(i);
+  }
+  bool flying() const { return flights_[newest_flight_].under_way; }
+  bool runs_ahead() const;
+  bool can_follow();
+  void launch_round(int rows);
+  void follow_round();
+  // Reads the records of a round; `followed`: the next one has been launched.
+  void land(Flight& flight, bool followed);
+  void complete_round(InFlight& request, const ops::RoundRecord& round, int place, bool followed);
   // Appends a sampled token; returns false when the request has ended with it.
   bool emit(InFlight& request, const SampledToken& token);
+  void finish_ended();
   void finish(InFlight& request);
   void fail(const Request& request, const std::string& error_class, const std::string& text);
   RequestRecord make_record(const InFlight& request) const;
@@ -146,7 +177,10 @@ class Engine {
 
   RunGroup group_;
   std::unordered_map<int, std::unique_ptr<InFlight>> by_index_;
-  std::int64_t step_ = 0;
+  std::int64_t step_ = 0;  // closed so far
+  std::array<Flight, 2> flights_;
+  std::size_t newest_flight_ = 0;
+  std::int64_t num_rounds_ahead_ = 0;
   std::uint64_t checksum_ = 0;
   std::int64_t requests_done_ = 0;
   std::int64_t requests_total_ = 0;
@@ -160,7 +194,8 @@ class Engine {
   double next_canary_s_ = 0;                     // rank 0 of the group; on its clock
   Canary::Times canary_times_{};                 // measured, not yet told
   std::vector<Canary::Times> canary_start_;      // [ranks], first times of the session
-  bool slow_machine_ = false;                    // on any rank
+  bool canary_due_ = false;
+  bool slow_machine_ = false;  // on any rank
 
   StepRecord record_;           // of the step at work
   double last_duration_s_ = 0;  // of the step before
@@ -172,7 +207,7 @@ class Engine {
   std::vector<ops::SampleParams> params_;
   std::vector<SampledToken> sampled_;
   std::vector<std::int32_t> slots_;  // of a launch
-  std::vector<const RoundEntry*> sampled_rounds_;
+  std::vector<InFlight*> in_round_;  // those of the round to launch
   std::vector<InFlight*> finished_;
 };
 

@@ -26,7 +26,8 @@ struct InFlight {
   AcceptanceCounter acceptance;
   std::optional<FinishReason> finish;
   bool stop_string_hit = false;
-  bool slow_machine = false;  // the canary was slow at some time of its life
+  bool in_surplus_round = false;  // it ended while the device was at its next round already
+  bool slow_machine = false;      // the canary was slow at some time of its life
   std::int64_t discarded_tokens = 0;
   double arrival_s = 0;
   std::optional<double> scheduled_s;

@@ -64,6 +64,8 @@ class RoundRunner {
   void draft_behind_prompts(std::span<const std::int32_t> slots, int depth);
 
   const RoundShapes& job() const { return job_; }
+  // Whether rounds are padded to the shapes that are recorded.
+  bool pads() const { return job_.pad || !recorded_.empty(); }
   // Row `i` of place `place` in the target's logits of the last run().
   int row_of(int place, int i) const { return place * last_rows_ + i; }
 
@@ -71,7 +73,6 @@ class RoundRunner {
   void enqueue_logits(int num_rows);
 
  private:
-  bool pads() const { return job_.pad || !recorded_.empty(); }
   void launch(std::span<const std::int32_t> slots, RoundShape shape, int depth);
   void enqueue(const RoundShape& shape);
 

@@ -26,10 +26,19 @@ class StepTimer {
   StepTimer(const DeviceComm& comm, Backend& backend)
       : comm_(comm), backend_(backend), host_collectives_(backend.kind() == BackendKind::kCpu) {}
 
+  // Marks that are not this class's to use, for spans that outlast a step.
+  static constexpr int kFirstFreeMark = Backend::kNumMarks - 4;
+
   void start_step() {
     split_ = {};
     num_spans_ = 0;
     start_s_ = monotonic_s();
+  }
+  // A span that was measured elsewhere, of which so much were the host's collectives.
+  void add_compute(double seconds, double in_collectives_s) {
+    if (!host_collectives_) in_collectives_s = 0;
+    split_.device_compute_s += seconds - in_collectives_s;
+    split_.collective_s += in_collectives_s;
   }
   double start_s() const { return start_s_; }
   // Everything enqueued in the step must have been waited for.
@@ -45,7 +54,7 @@ class StepTimer {
   class Scope {
    public:
     Scope(StepTimer& timer, double StepSplit::*column) : timer_(timer), span_(timer.num_spans_++) {
-      TANDEM_CHECK(2 * span_ + 1 < Backend::kNumMarks);
+      TANDEM_CHECK(2 * span_ + 1 < kFirstFreeMark);
       timer_.spans_[static_cast<std::size_t>(span_)] = column_ = column;
       collective_begin_s_ = timer.comm_.seconds_in_collectives();
       timer_.backend_.mark(2 * span_);

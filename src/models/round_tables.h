@@ -23,7 +23,8 @@ class RoundTables {
         host_orders_(
             allocator.take_array<std::int32_t>(parts::kHostTables, kOrders * order_length())),
         host_stop_ids_(allocator.take_array<std::int32_t>(parts::kHostTables, num_stop_ids)),
-        host_records_(allocator.take_array<ops::RoundRecord>(parts::kHostTables, max_sequences_)),
+        host_records_(
+            allocator.take_array<ops::RoundRecord>(parts::kHostTables, 2 * max_sequences_)),
         slots_(allocator.take_array<ops::RoundSlot>(parts::kActivations, max_sequences_)),
         order_(allocator.take_array<std::int32_t>(parts::kActivations, order_length())),
         stop_ids_(allocator.take_array<std::int32_t>(parts::kActivations, num_stop_ids)),
@@ -48,7 +49,7 @@ class RoundTables {
   }
 
   // The slots of the launches from now on, the first places first, and how many drafts they are to
-  // make. At most kOrders between synchronizations.
+  // make. At most kOrders that may not have been reached yet.
   void order(Backend& backend, std::span<const std::int32_t> slots, int num_places, int depth) {
     TANDEM_CHECK(std::ssize(slots) <= num_places && num_places <= max_sequences_,
                  "{} slots in {} of {} places", slots.size(), num_places, max_sequences_);
@@ -74,15 +75,19 @@ class RoundTables {
     return args;
   }
 
-  // Enqueues the copy of the last round's records; they can be read after synchronize().
-  void fetch_records(Backend& backend, int num_places) {
-    backend.copy(host_records_, records_,
+  // Enqueues the copy of the last round's records to one of two places, so that those of the round
+  // before can still be read; they are there when that point has been waited for.
+  void fetch_records(Backend& backend, int num_places, int copy) {
+    backend.copy(host_records_ + copy * max_sequences_, records_,
                  static_cast<std::size_t>(num_places) * sizeof(ops::RoundRecord));
   }
-  const ops::RoundRecord& record(int place) const { return host_records_[place]; }
+  const ops::RoundRecord& record(int place, int copy) const {
+    return host_records_[copy * max_sequences_ + place];
+  }
 
  private:
-  // Launches of one step: what ended its prompt, what is computed again, the round.
+  // Launches of one step: what ended its prompt, what is computed again, the round. Of rounds that
+  // are launched one ahead there are two.
   static constexpr int kOrders = 4;
   std::int64_t order_length() const { return 1 + max_sequences_; }  // depth, slots
 
@@ -91,7 +96,7 @@ class RoundTables {
   ops::RoundSlot* host_slots_;      // [max_sequences]
   std::int32_t* host_orders_;       // [kOrders, 1 + max_sequences]
   std::int32_t* host_stop_ids_;     // [num_stop_ids]
-  ops::RoundRecord* host_records_;  // [max_sequences]
+  ops::RoundRecord* host_records_;  // [2, max_sequences]
   ops::RoundSlot* slots_;           // [max_sequences]
   std::int32_t* order_;             // [1 + max_sequences] depth, then the slot of each place
   std::int32_t* stop_ids_;          // [num_stop_ids]

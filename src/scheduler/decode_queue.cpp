@@ -38,6 +38,19 @@ bool Scheduler::plan_round(Sequence& seq) {
   return true;
 }
 
+bool Scheduler::reserve_following_round() {
+  if (!waiting_.empty() && num_active() < concurrency_) return false;
+  if (!std::ranges::all_of(
+          active_, [](const Sequence* seq) { return seq->state == SequenceState::kRunning; })) {
+    return false;
+  }
+  // However many rows of the round under way are accepted.
+  const int most_rows = 2 * (1 + limits_.draft_tokens);
+  return std::ranges::all_of(active_, [&](Sequence* seq) {
+    return reserve_spare_pages(*seq, pages_to_own(*seq, seq->num_computed + most_rows));
+  });
+}
+
 void Scheduler::complete_round(const RoundEntry& entry, int accepted_rows) {
   Sequence& seq = *entry.seq;
   TANDEM_CHECK(

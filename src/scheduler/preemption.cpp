@@ -17,10 +17,15 @@ int Scheduler::pages_to_own(const Sequence& seq, int end) const {
 }
 
 bool Scheduler::reserve_pages(Sequence& seq, int num_pages) {
-  const int num_missing = num_pages - static_cast<int>(seq.pages.size());
-  while (pool_.num_free() < num_missing && !prefixes_.evict_until_free(num_missing)) {
+  while (!reserve_spare_pages(seq, num_pages)) {
     if (!preempt_younger_than(seq)) return false;
   }
+  return true;
+}
+
+bool Scheduler::reserve_spare_pages(Sequence& seq, int num_pages) {
+  const int num_missing = num_pages - static_cast<int>(seq.pages.size());
+  if (pool_.num_free() < num_missing && !prefixes_.evict_until_free(num_missing)) return false;
   for (int i = 0; i < num_missing; ++i) seq.pages.push_back(pool_.allocate());
   return true;
 }

@@ -63,6 +63,13 @@ class Scheduler {
   // before the next plan.
   void complete_round(const RoundEntry& entry, int accepted_rows);
 
+  // The entry that a running or recomputing sequence would get in a plan made now.
+  RoundEntry round_entry(Sequence& seq) const;
+  // Whether all that could be done behind the round under way is the same sequences' next one: then
+  // that round may be launched before this one is reported. Pages for both are owned by then,
+  // without anybody being preempted.
+  bool reserve_following_round();
+
   // Takes the sequence out and frees what it holds, in any state but kFinished. A chunk or entry
   // planned for it counts as reported.
   void finish(Sequence& seq);
@@ -113,13 +120,13 @@ class Scheduler {
   void admit(Sequence& seq, const PrefixMatch& match);
 
   // decode_queue.cpp: rounds.
-  RoundEntry round_entry(Sequence& seq) const;
   int count_round_rows() const;
   bool plan_round(Sequence& seq);
 
   // preemption.cpp: who owns pages and slots.
   int pages_to_own(const Sequence& seq, int end) const;
   bool reserve_pages(Sequence& seq, int num_pages);
+  bool reserve_spare_pages(Sequence& seq, int num_pages);
   bool preempt_younger_than(const Sequence& seq);
   void preempt(Sequence& seq);
   void release(Sequence& seq);

@@ -72,7 +72,7 @@ struct Variant {
   int concurrency = 3;
   int num_ranks = 1;
   int num_threads = 1;
-  bool pad_rounds = false;
+  bool as_recorded = false;
 };
 
 std::vector<Variant> variants(const JobConfig& base) {
@@ -99,11 +99,11 @@ std::vector<Variant> variants(const JobConfig& base) {
     v.job.speculative.tokens = 4;
   });
   add("padded rounds, five at a time", [](Variant& v) {
-    v.pad_rounds = true;
+    v.as_recorded = true;
     v.concurrency = 5;
   });
   add("padded rounds of adaptive depth, two ranks", [](Variant& v) {
-    v.pad_rounds = true;
+    v.as_recorded = true;
     v.num_ranks = 2;
     v.job.speculative.adaptive = true;
   });
@@ -127,7 +127,7 @@ std::optional<std::map<std::string, Output>> run(const Variant& v, const std::ve
   if (member) {
     omp_set_num_threads(v.num_threads);
     EngineHarness engine(group, v.job);
-    if (v.pad_rounds) engine.pad_rounds();
+    if (v.as_recorded) engine.as_recorded();
     out.emplace();
     for (auto& record : engine.run(in, v.concurrency)) {
       (*out)[record.id] = {record.completion_ids, record.logit_hashes};
@@ -193,7 +193,7 @@ TEST_P(DeterminismUnderPreemption, LogitsAreBitEqual) {
     const int token_bytes = GetParam() == KvDType::kFp8Dynamic ? 3088 : 4096;
     small.memory.kv_bytes = std::int64_t{token_bytes} * 400 / ranks;
     EngineHarness engine(group, small);
-    engine.pad_rounds();
+    engine.as_recorded();
     std::map<std::string, Output> actual;
     std::int64_t prompt_rows = 0;
     for (auto& record : engine.run(in, 8)) {

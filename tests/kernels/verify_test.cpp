@@ -186,6 +186,10 @@ TEST_F(Verify, EndsAtTheLimitAndAtStopIdsOfThoseWhoStop) {
   const Tokens all = {51, 52, 53};
   verify(3, {all, all, {51, kStop, 53}, {51, kStop, 53}, all}, 4);
   EXPECT_EQ(table_[0].ended, 1);
+  for (int place = 0; place < kSlots; ++place) {
+    const auto p = static_cast<std::size_t>(place);
+    EXPECT_EQ(records_[p].ended, table_[p].ended);
+  }
   certain_.expect_place(0, 3, 0, 21, {});
   // Position 23, limit 26: one draft and the token behind it are left.
   EXPECT_EQ(table_[1].ended, 0);

@@ -227,6 +227,59 @@ TEST(SchedulerRound, OwnsPagesForTheDrafterAhead) {
   EXPECT_EQ(last.pages.size(), 3u);  // never beyond its limit of 9 tokens
 }
 
+TEST(SchedulerRound, FollowsWhenNothingElseCouldBeDone) {
+  auto limits = base_limits();
+  limits.draft_tokens = 3;
+  limits.page_tokens = 4;
+  limits.num_pages = 20;
+  limits.max_sequences = 2;
+  Harness h(limits);
+  Sequence& seq = h.add(iota(0, 8), 60);
+  h.prefill(seq);
+  seq.num_drafts = 3;
+  h.plan();
+  EXPECT_EQ(seq.pages.size(), 4u);  // 0 ... 11 + 4
+  EXPECT_TRUE(h.scheduler.reserve_following_round());
+  EXPECT_EQ(seq.pages.size(), 5u);  // 0 ... 15 + 4
+  h.scheduler.check_integrity();
+  EXPECT_TRUE(h.scheduler.reserve_following_round());
+  EXPECT_EQ(seq.pages.size(), 5u) << "they are owned already";
+
+  // Somebody could be admitted.
+  Sequence& waiting = h.add(iota(100, 8), 4);
+  EXPECT_FALSE(h.scheduler.reserve_following_round());
+  // Nobody can, but a prompt is under way.
+  h.scheduler.complete_round(h.scheduler.round_entry(seq), 1);
+  seq.tokens.push_back(1);
+  h.plan();
+  EXPECT_EQ(waiting.state, SequenceState::kPrefilling);
+  EXPECT_FALSE(h.scheduler.reserve_following_round());
+}
+
+// Pages are taken from prefixes that nobody uses, never from a sequence.
+TEST(SchedulerRound, DoesNotFollowAtTheCostOfAPreemption) {
+  auto limits = base_limits();
+  limits.page_tokens = 4;
+  limits.num_pages = 6;
+  limits.max_sequences = 2;
+  Harness h(limits);
+  Sequence& older = h.add(iota(0, 8), 8);
+  Sequence& younger = h.add(iota(100, 8), 8);
+  h.prefill(older);
+  while (younger.state != SequenceState::kRunning) h.step();
+  EXPECT_EQ(h.scheduler.pages().num_free(), 0);
+  std::vector<bool> follows;
+  for (int round = 0; round < 3; ++round) {
+    const StepPlan& plan = h.plan();
+    follows.push_back(h.scheduler.reserve_following_round());
+    h.scheduler.check_integrity();
+    h.report(plan);
+  }
+  // The third round ends with a page, and the one behind it would need another.
+  EXPECT_THAT(follows, ElementsAre(true, true, false));
+  EXPECT_EQ(h.scheduler.num_preemptions(), 0);
+}
+
 TEST(SchedulerPrefix, HitsRestoreTheLastBlockOfAnEqualPrompt) {
   Harness h(base_limits());
   Sequence& first = h.add(iota(0, 200));

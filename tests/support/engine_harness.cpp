@@ -75,16 +75,17 @@ std::vector<RequestRecord> EngineHarness::run(
        .sample = {.logprobs = job_.output.logprobs > 0, .logit_hashes = job_.output.logit_hash},
        .store_text = true,
        .store_steps = true,
-       .stop_ids = files_.config.stop_ids,
+       .stop_ids = stop_ids_.empty() ? files_.config.stop_ids : stop_ids_,
        .clear_cache_between_groups = true,
        .adaptive_depth = job_.speculative.adaptive,
-       .pad_rounds = pad_rounds_,
+       .as_recorded = as_recorded_,
        .time_zero_s = monotonic_s()});
   std::vector<const Request*> pointers;
   for (const auto& r : requests) pointers.push_back(&r);
   engine.run_group({.concurrency = concurrency}, pointers);
   engine.scheduler().check_integrity();
   steps_ = std::move(sink.steps);
+  rounds_ahead_ = engine.num_rounds_ahead();
   std::vector<RequestRecord> out;
   for (const auto& r : requests) out.push_back(std::move(sink.records.at(r.id)));
   return out;

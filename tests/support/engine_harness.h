@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/rank_engine.h"
@@ -34,12 +35,19 @@ class EngineHarness {
   // Whole rows of logits [rows, vocab] for the last `rows` rows of the last pass.
   std::vector<float> last_logits(int rows);
 
-  // Rounds of run() as a backend that records them would make them.
-  void pad_rounds() { pad_rounds_ = true; }
+  // Rounds of run() as where they are recorded: padded, and one ahead of the host.
+  void as_recorded() { as_recorded_ = true; }
+
+  // At least one, at most as many as the model has.
+  void replace_stop_ids(std::vector<std::int32_t> ids) {
+    ids.resize(files_.config.stop_ids.size(), ids.back());
+    stop_ids_ = std::move(ids);
+  }
 
   RankEngine& parts() { return *parts_; }
   const ModelFiles& files() const { return files_; }
   const std::vector<StepRecord>& steps() const { return steps_; }
+  std::int64_t rounds_ahead() const { return rounds_ahead_; }  // of the last run()
 
  private:
   const HostComm& ranks_;
@@ -49,8 +57,10 @@ class EngineHarness {
   ModelFiles files_;
   std::unique_ptr<RankEngine> parts_;
   std::vector<StepRecord> steps_;
+  std::int64_t rounds_ahead_ = 0;
+  std::vector<std::int32_t> stop_ids_;
   int last_rows_ = 0;
-  bool pad_rounds_ = false;
+  bool as_recorded_ = false;
 };
 
 Request make_request(const std::string& id, std::vector<std::int32_t> prompt_ids, int max_tokens,
