@@ -39,7 +39,9 @@ bool Scheduler::plan_round(Sequence& seq) {
 }
 
 bool Scheduler::reserve_following_round() {
-  if (!waiting_.empty() && num_active() < concurrency_) return false;
+  // Running sequences take no pages but those that were counted as theirs: who waits for pages does
+  // so until one ends.
+  if (!waiting_.empty() && num_active() < concurrency_ && !waits_for_pages_) return false;
   if (!std::ranges::all_of(
           active_, [](const Sequence* seq) { return seq->state == SequenceState::kRunning; })) {
     return false;

@@ -53,6 +53,7 @@ void Scheduler::preempt(Sequence& seq) {
 }
 
 void Scheduler::release(Sequence& seq) {
+  waits_for_pages_ = false;
   // Last page first: the next to allocate gets them in ascending order again.
   for (auto page = seq.pages.rbegin(); page != seq.pages.rend(); ++page) pool_.release(*page);
   seq.pages.clear();

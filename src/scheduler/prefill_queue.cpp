@@ -154,7 +154,11 @@ void Scheduler::admit_waiting(PromptBudget& budget) {
       continue;
     }
     // Nobody overtakes for lack of pages: large requests would wait for ever.
-    if (!has_rows || !has_pages_for(seq, match)) return;
+    if (!has_rows) return;
+    if (!has_pages_for(seq, match)) {
+      waits_for_pages_ = true;
+      return;
+    }
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     admit(seq, match);
     TANDEM_CHECK(plan_chunk(seq, budget), "sequence {} is admitted for nothing", seq.index);

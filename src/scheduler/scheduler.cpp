@@ -63,6 +63,7 @@ const StepPlan& Scheduler::plan_step(Admission admission) {
   plan_.chunks.clear();
   plan_.rounds.clear();
   plan_.preempted.clear();
+  waits_for_pages_ = false;
 
   PromptBudget budget = prompt_budget(count_round_rows(), admission);
   // Oldest first: a sequence takes pages from younger ones only, so nothing planned is undone.

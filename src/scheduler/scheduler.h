@@ -139,6 +139,7 @@ class Scheduler {
   std::deque<Sequence*> waiting_;         // preempted ones by age, then new ones as they came
   std::vector<Sequence*> active_;         // by age, oldest first
   std::vector<std::int32_t> free_slots_;  // descending: the lowest is taken first
+  bool waits_for_pages_ = false;          // the first of waiting_, for more than there were since
   StepPlan plan_;
   std::int64_t num_admissions_ = 0;
   std::int64_t num_preemptions_ = 0;

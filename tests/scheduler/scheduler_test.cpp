@@ -256,6 +256,26 @@ TEST(SchedulerRound, FollowsWhenNothingElseCouldBeDone) {
   EXPECT_FALSE(h.scheduler.reserve_following_round());
 }
 
+// Who waits for pages keeps nobody from going on until there are some.
+TEST(SchedulerRound, FollowsWhileOthersWaitForPages) {
+  auto limits = base_limits();
+  limits.page_tokens = 4;
+  limits.num_pages = 9;
+  Harness h(limits);
+  Sequence& first = h.add(iota(0, 8), 8);
+  Sequence& second = h.add(iota(100, 8), 8);
+  h.add(iota(200, 20), 4);  // six pages
+  while (second.state != SequenceState::kRunning) h.step();
+  const StepPlan& plan = h.plan();
+  ASSERT_EQ(h.scheduler.num_active(), 2);
+  EXPECT_TRUE(h.scheduler.reserve_following_round());
+  h.report(plan);
+  h.plan();
+  h.scheduler.finish(first);
+  EXPECT_FALSE(h.scheduler.reserve_following_round()) << "now there are pages to be had";
+  h.scheduler.check_integrity();
+}
+
 // Pages are taken from prefixes that nobody uses, never from a sequence.
 TEST(SchedulerRound, DoesNotFollowAtTheCostOfAPreemption) {
   auto limits = base_limits();
