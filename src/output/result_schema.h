@@ -88,7 +88,8 @@ inline constexpr Column<StepRecord> kStepColumns[] = {
     {"step", "1", "number of the step in its session, equal on all ranks", &StepRecord::step},
     {"rank", "1", "MPI rank", &StepRecord::rank},
     {"start_s", "s", "since start of the session", &StepRecord::start_s},
-    {"duration_s", "s", "wall time of the step on this rank", &StepRecord::duration_s},
+    {"duration_s", "s", "wall time of the step on this rank, from the end of the one before",
+     &StepRecord::duration_s},
     {"kind", "1", "prompt (prompt rows) or round (generated rows)", &StepRecord::kind},
     {"concurrency", "requests", "level of the sweep being run", &StepRecord::concurrency},
     {"warmup", "1", "before the counted runs", &StepRecord::warmup},
@@ -103,12 +104,14 @@ inline constexpr Column<StepRecord> kStepColumns[] = {
     {"pages_in_use", "pages", "KV pages held after the step", &StepRecord::pages_in_use},
     {"waiting_requests", "requests", "not yet admitted, or preempted",
      &StepRecord::waiting_requests},
-    {"host_prepare_s", "s", "host work before the launch", &StepRecord::host_prepare_s},
+    {"host_prepare_s", "s", "host work that no work of the device covers",
+     &StepRecord::host_prepare_s},
     {"device_compute_s", "s", "kernels, collectives apart", &StepRecord::device_compute_s},
     {"collective_s", "s", "collectives", &StepRecord::collective_s},
     {"sample_verify_s", "s", "sampling and verification", &StepRecord::sample_verify_s},
     {"wait_device_s", "s", "host waiting for the device", &StepRecord::wait_device_s},
-    {"wait_rank_s", "s", "waiting for the other ranks", &StepRecord::wait_rank_s},
+    {"wait_rank_s", "s", "waiting for the other ranks, perhaps beside a running round",
+     &StepRecord::wait_rank_s},
 };
 
 inline constexpr Column<MemoryRow> kMemoryColumns[] = {

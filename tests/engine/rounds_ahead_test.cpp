@@ -58,7 +58,10 @@ enum class Host { kWaits, kOneBehind };
 
 Outcome run(const HostComm& ranks, const JobConfig& job, const std::vector<Request>& in,
             int concurrency, Host host, const std::vector<std::int32_t>& stop_ids = {}) {
-  EngineHarness engine(ranks, job);
+  JobConfig settings = job;
+  // Hashes are read between rounds, so the host waits for each also where rounds are recorded.
+  settings.output.logit_hash = host == Host::kWaits;
+  EngineHarness engine(ranks, settings);
   if (!stop_ids.empty()) engine.replace_stop_ids(stop_ids);
   if (host == Host::kOneBehind) engine.as_recorded();
   Outcome out;
