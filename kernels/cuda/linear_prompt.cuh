@@ -11,7 +11,7 @@
 #include "kernels/cuda/device/warpgroup.cuh"
 #include "kernels/cuda/device/weights.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/linear_prompt_map.h"
+#include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/linear_prompt_tile.cuh"
 
 namespace tandem::cuda::prompt {

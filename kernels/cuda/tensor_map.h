@@ -10,8 +10,13 @@ namespace tandem::cuda {
 
 // Of a matrix [rows, columns] of bf16 whose rows lie `stride` elements apart: data and rows on
 // multiples of 16 bytes. Boxes of box_rows x box_columns (of 128 bytes) are swizzled as
-// device/warpgroup.cuh says; what they reach beyond the matrix is zero.
+// device/copy_engine.cuh says; what they reach beyond the matrix is zero.
 CUtensorMap tile_map(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t stride,
                      int box_rows, int box_columns);
+
+// Of the same matrix, cut into columns of 64, each a tile: boxes of the first box_rows rows of
+// box_tiles neighbours, one tile after the other. `columns` is a multiple of 64.
+CUtensorMap tiles_map(const void* data, std::int64_t rows, std::int64_t columns,
+                      std::int64_t stride, int box_rows, int box_tiles);
 
 }  // namespace tandem::cuda
