@@ -3,6 +3,7 @@
 #include "kernels/cuda/linear_kernels.h"
 #include "kernels/cuda/linear_prompt.h"
 #include "kernels/cuda/linear_prompt_plan.h"
+#include "kernels/cuda/linear_stream_plan.h"
 
 namespace tandem::cuda {
 
@@ -24,11 +25,8 @@ bool linear_supports(ops::WeightFormat format) {
 
 namespace {
 
-enum class LinearRoute { kPrompt, kPlan };
-
 // How one linear is computed.
 struct Choice {
-  LinearRoute route = LinearRoute::kPlan;
   LinearOrder order;
   LinearPlan plan;
 };
@@ -41,30 +39,40 @@ Choice choose(const CudaBackend& backend, const ops::LinearArgs& args) {
                             (args.num_rows == 1 || args.x_stride % 8 == 0);
   if (args.row_class == ops::RowClass::kPrompt && x_is_aligned &&
       prompt_tiles_serve(backend.limits(), choice.order, args.weight)) {
-    choice.route = LinearRoute::kPrompt;
-    return choice;
+    choice.plan.kernel = LinearKernel::kPrompt;
+  } else if (stream_serves(choice.order, args)) {
+    choice.plan.kernel = LinearKernel::kStream;
+  } else {
+    choice.plan = plan_linear(choice.order, args.weight.format, args.num_rows, x_is_aligned,
+                              backend.limits().shared_bytes_per_block);
   }
-  choice.plan = plan_linear(choice.order, args.weight.format, args.num_rows, x_is_aligned,
-                            backend.limits().shared_bytes_per_block);
   return choice;
 }
 
-void run(CudaBackend& backend, const ops::LinearArgs& args, const Choice& choice) {
-  if (choice.route == LinearRoute::kPrompt) return linear_prompt(backend, args, choice.order);
+// Several linears together where the kernel takes them.
+void run(CudaBackend& backend, std::span<const ops::LinearArgs> group, const Choice& choice) {
   switch (choice.plan.kernel) {
     case LinearKernel::kPlain:
-      return linear_plain(backend, args, choice.order);
+      return linear_plain(backend, group.front(), choice.order);
     case LinearKernel::kNarrow:
-      return linear_narrow(backend, {&args, 1}, choice.order, choice.plan);
+      return linear_narrow(backend, group, choice.order, choice.plan);
     case LinearKernel::kWide:
-      return linear_wide(backend, args, choice.order, choice.plan);
+      return linear_wide(backend, group.front(), choice.order, choice.plan);
+    case LinearKernel::kStream:
+      return linear_stream(backend, group, choice.order);
+    case LinearKernel::kPrompt:
+      return linear_prompt(backend, group.front(), choice.order);
   }
+}
+
+bool takes_groups(LinearKernel kernel) {
+  return kernel == LinearKernel::kNarrow || kernel == LinearKernel::kStream;
 }
 
 }  // namespace
 
 void linear(CudaBackend& backend, const ops::LinearArgs& args) {
-  run(backend, args, choose(backend, args));
+  run(backend, {&args, 1}, choose(backend, args));
 }
 
 void linear_group(CudaBackend& backend, std::span<const ops::LinearArgs> group) {
@@ -72,23 +80,25 @@ void linear_group(CudaBackend& backend, std::span<const ops::LinearArgs> group) 
   for (std::size_t i = 0; i < group.size(); ++i) {
     if (done[i]) continue;
     const Choice choice = choose(backend, group[i]);
-    if (choice.route != LinearRoute::kPlan || choice.plan.kernel != LinearKernel::kNarrow) {
-      run(backend, group[i], choice);
+    if (!takes_groups(choice.plan.kernel)) {
+      run(backend, group.subspan(i, 1), choice);
       continue;
     }
-    // The narrow kernel takes all of one format at once: small ones (gates of 48 outputs) would
-    // leave the GPU idle, and every launch costs its start and end.
+    // All of one format at once: small ones (gates of 48 outputs) would leave the GPU idle, and
+    // every launch costs its start and end.
     ops::LinearArgs together[ops::kMaxLinearGroup];
     std::size_t count = 0;
     for (std::size_t j = i; j < group.size(); ++j) {
-      if (done[j] || group[j].weight.format != group[i].weight.format) continue;
-      if (linear_order(group[j].weight, group[j].x_dtype, group[j].num_leaves) != choice.order) {
+      const ops::LinearWeight &weight = group[j].weight, &first = group[i].weight;
+      if (done[j] || weight.format != first.format || weight.scale_dtype != first.scale_dtype) {
         continue;
       }
+      const Choice other = choose(backend, group[j]);
+      if (other.order != choice.order || other.plan.kernel != choice.plan.kernel) continue;
       together[count++] = group[j];
       done[j] = true;
     }
-    linear_narrow(backend, {together, count}, choice.order, choice.plan);
+    run(backend, {together, count}, choice);
   }
 }
 

@@ -1,4 +1,4 @@
-// The three families of linear kernels, for cuda/linear.cu to choose from.
+// The families of linear kernels, for cuda/linear.cu to choose from.
 #pragma once
 
 #include <span>
@@ -12,6 +12,10 @@ namespace tandem::cuda {
 // Several with the same x, format, order and plan run as one.
 void linear_narrow(const CudaBackend& backend, std::span<const ops::LinearArgs> group,
                    const LinearOrder& order, const LinearPlan& plan);
+// Up to 16 rows, nearer to it, of what stream_serves() (linear_stream_plan.h): to the bits of
+// linear_narrow().
+void linear_stream(const CudaBackend& backend, std::span<const ops::LinearArgs> group,
+                   const LinearOrder& order);
 // 64 or 128 rows against 128 outputs; BF16 weights, rows of x on multiples of 16 bytes.
 void linear_wide(const CudaBackend& backend, const ops::LinearArgs& args, const LinearOrder& order,
                  const LinearPlan& plan);

@@ -66,7 +66,14 @@ struct NarrowResources {
 // fit the GPU at once, and so how much of it the last ones to start leave idle.
 int narrow_warps(int strands, int blocks, int max_warps, const NarrowResources& resources);
 
-enum class LinearKernel { kPlain, kNarrow, kWide };
+enum class LinearKernel {
+  kPlain,
+  kNarrow,
+  kWide,
+  // Chosen before plan_linear() is asked, by predicates of their own.
+  kStream,  // linear_stream_plan.h
+  kPrompt   // linear_prompt_plan.h
+};
 
 struct LinearPlan {
   LinearKernel kernel = LinearKernel::kPlain;

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/linear_plan.h"
+#include "kernels/cuda/linear_stream_plan.h"
 #include "kernels/cuda/targets.h"
 
 namespace tandem::cuda {
@@ -104,6 +105,96 @@ TEST(LinearPlan, WarpsFillTheLastWave) {
   // With many registers a block of ten warps would be alone on its processor.
   EXPECT_EQ(warps(10, 1088, 104), 5);
   EXPECT_EQ(warps(1, 5, 64), 1);
+}
+
+ops::LinearArgs args_of(ops::WeightFormat format, std::int64_t outs, std::int64_t columns, int rows,
+                        int leaves) {
+  ops::LinearArgs args{.x_stride = columns,
+                       .num_rows = rows,
+                       .weight = {.format = format, .out_features = outs, .in_features = columns},
+                       .num_leaves = leaves};
+  if (format == ops::WeightFormat::kFp8Block) args.weight.block_rows = args.weight.block_cols = 128;
+  if (format == ops::WeightFormat::kNvfp4) {
+    args.weight.block_rows = 1, args.weight.block_cols = 16;
+    args.weight.scale_dtype = DType::kF8E4M3;
+  }
+  return args;
+}
+
+TEST(StreamPlan, BoxesHoldEveryOutputOnceAndTheRingFits) {
+  using ops::WeightFormat;
+  struct Device {
+    int processors;
+    std::size_t shared_bytes;
+  };
+  for (const Device device : {Device{132, 232448}, {48, 101376}}) {
+    for (const WeightFormat format :
+         {WeightFormat::kBf16, WeightFormat::kFp8Block, WeightFormat::kNvfp4}) {
+      for (const auto& [outs, columns, leaves] :
+           {std::tuple{std::vector{10240, 6144, 48, 48}, 5120, 1},
+            {std::vector{17408, 17408}, 5120, 1},
+            {std::vector{5120}, 17408, 8},
+            {std::vector{5120}, 6144, 8},
+            {std::vector{248320}, 5120, 1},
+            {std::vector{1, 7, 70, 3}, 256, 1}}) {
+        for (const int rows : {1, 8, 9, 16}) {
+          std::vector<ops::LinearArgs> group;
+          for (const int n : outs) group.push_back(args_of(format, n, columns, rows, leaves));
+          const LinearOrder order = linear_order(group[0].weight, DType::kBF16, leaves);
+          ASSERT_TRUE(stream_serves(order, group[0]));
+          const StreamPlan plan = plan_stream(order, group, device.processors, device.shared_bytes);
+          for (std::size_t i = 0; i < group.size(); ++i) {
+            const std::int64_t held = std::int64_t{plan.grid} * plan.sweeps * plan.box_rows[i];
+            EXPECT_GE(held, outs[i]);
+            EXPECT_LE(plan.box_rows[i], 256);  // of the copy engine
+            EXPECT_EQ(plan.first_row[i] % 8, 0);
+            const int next = i + 1 < group.size() ? plan.first_row[i + 1] : plan.chunk_rows;
+            EXPECT_GE(next - plan.first_row[i], plan.box_rows[i]);
+          }
+          EXPECT_LE(plan.grid, device.processors);
+          EXPECT_LE(plan.tiles, kStreamMaxTiles);
+          EXPECT_LE(plan.multiplying_warps(), kStreamMaxWarps);
+          EXPECT_GE(plan.stages, plan.turns);
+          EXPECT_EQ(plan.stages % plan.turns, 0);
+          EXPECT_GE(plan.strand_stages() * plan.stage_chunks, plan.chunks);
+          EXPECT_LE(plan.shared_bytes, device.shared_bytes);
+          // Two blocks on one processor would leave another one without.
+          if (outs[0] > 5000) {
+            EXPECT_GT(2 * plan.shared_bytes, device.shared_bytes);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(StreamPlan, ServesWhatTheCopyEngineAndWholeStepsAllow) {
+  using ops::WeightFormat;
+  const auto serves = [](ops::LinearArgs args) {
+    return stream_serves(linear_order(args.weight, DType::kBF16, args.num_leaves), args);
+  };
+  const ops::LinearArgs good = args_of(WeightFormat::kBf16, 100, 5120, 16, 8);
+  EXPECT_TRUE(serves(good));
+  ops::LinearArgs bad = good;
+  bad.num_rows = 17;
+  EXPECT_FALSE(serves(bad));
+  bad = good;
+  bad.x_stride += 1;
+  EXPECT_FALSE(serves(bad));
+  bad.num_rows = 1;  // a row alone has no stride
+  EXPECT_TRUE(serves(bad));
+  bad = good;
+  bad.x = reinterpret_cast<const void*>(8);
+  EXPECT_FALSE(serves(bad));
+  EXPECT_FALSE(serves(args_of(WeightFormat::kBf16, 100, 96, 1, 1)));
+  EXPECT_FALSE(serves(args_of(WeightFormat::kBf16, 100, 8 * 32, 1, 8)));
+  EXPECT_TRUE(serves(args_of(WeightFormat::kNvfp4, 100, 8 * 384, 1, 8)));  // one chunk and a half
+  EXPECT_FALSE(serves(args_of(WeightFormat::kNvfp4, 100, 8 * 192, 1, 8)));
+  EXPECT_TRUE(serves(args_of(WeightFormat::kFp8Channel, 100, 8 * 192, 1, 8)));
+  EXPECT_FALSE(serves(args_of(WeightFormat::kFp8Block, 100, 320, 1, 1)));  // a scale cut short
+  ops::LinearArgs f32 = good;
+  f32.weight.format = WeightFormat::kF32;
+  EXPECT_FALSE(serves(f32));
 }
 
 constexpr AttentionDevice kHopper{.num_processors = 132, .shared_bytes_per_block = 232448};

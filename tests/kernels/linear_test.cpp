@@ -357,6 +357,105 @@ TEST(Linear, QuantizedFormatsMultiplyTheirDequantizedValues) {
   }
 }
 
+// So many outputs that a GPU's blocks have several tiles, or take their share in several sweeps,
+// and formats whose rows are fetched by different means depending on their number.
+TEST(Linear, ManyOutputsOfFewRows) {
+  const auto backend = test_backend(2);
+  constexpr int kRows = 20;
+  struct Case {
+    WeightFormat format;
+    DType scale_dtype;
+    int block_rows, block_cols;
+    int outs, columns, leaves;
+  };
+  const Case cases[] = {{WeightFormat::kFp8Block, DType::kBF16, 128, 128, 6000, 1280, 2},
+                        {WeightFormat::kFp8Block, DType::kF32, 128, 128, 20000, 256, 1},
+                        {WeightFormat::kFp8Channel, DType::kF32, 1, 0, 3000, 2752, 1},
+                        {WeightFormat::kNvfp4, DType::kF8E4M3, 1, 16, 6000, 3072, 8},
+                        {WeightFormat::kNvfp4, DType::kF8E4M3, 1, 16, 20000, 256, 2}};
+  for (const Case& c : cases) {
+    Quantized q = quantize_at_random(c.format, c.scale_dtype, c.outs, c.columns, c.block_rows,
+                                     c.block_cols, 0.1f);
+    q.weight.data = q.codes.data();
+    q.weight.scales = q.scales.data();
+    const auto outs = static_cast<std::size_t>(c.outs),
+               columns = static_cast<std::size_t>(c.columns);
+    const std::vector<float> values = random_normal(21, kRows * columns);
+    const auto rows_from = [&](std::size_t first, int count) {
+      Array x(DType::kBF16,
+              {values.begin() + static_cast<std::ptrdiff_t>(first * columns),
+               values.begin() + static_cast<std::ptrdiff_t>((first + count) * columns)});
+      Array y(DType::kF32, static_cast<std::size_t>(count) * outs);
+      LinearArgs args = make_args({count, c.outs, c.columns}, x, 0, nullptr, c.format, c.leaves, y);
+      args.weight = q.weight;
+      ops::linear(*backend, args);
+      y.expect_guards("y");
+      return y.values();
+    };
+    const std::vector<float> all = rows_from(0, kRows);
+    const auto same = [&](std::size_t first, int count) {
+      EXPECT_EQ(
+          first_difference(rows_from(first, count),
+                           {all.begin() + static_cast<std::ptrdiff_t>(first * outs),
+                            all.begin() + static_cast<std::ptrdiff_t>((first + count) * outs)}),
+          "")
+          << count << " rows of " << c.outs << " x " << c.columns << ", format "
+          << static_cast<int>(c.format);
+    };
+    same(0, 1);
+    same(3, 8);
+    same(4, 16);
+    const Array x(DType::kBF16, values);
+    std::vector<float> actual;
+    std::vector<double> expected, tolerance;
+    for (const std::size_t r : {std::size_t{0}, std::size_t{kRows - 1}}) {
+      for (std::size_t n = 0; n < outs; n += 7) {
+        double sum = 0, magnitude = 0;
+        for (std::size_t k = 0; k < columns; ++k) {
+          const double term = x[r * columns + k] * q.values[n * columns + k];
+          sum += term;
+          magnitude += std::abs(term);
+        }
+        actual.push_back(all[r * outs + n]);
+        expected.push_back(sum);
+        tolerance.push_back(kFp32Sum * magnitude);
+      }
+    }
+    expect_near(actual, expected, tolerance, DType::kF32, "some of the outputs");
+  }
+}
+
+TEST(Linear, GroupsOfManyOutputsEqualEachAlone) {
+  const auto backend = test_backend(2);
+  for (const auto& [columns, scale] : {std::pair{640, 1}, {128, 8}}) {
+    const auto width = static_cast<std::size_t>(columns);
+    const int outs[] = {2500 * scale, 1500 * scale, 48, 5};
+    Array x(DType::kBF16, random_normal(31, 16 * width));
+    std::vector<Array> w, together, alone;
+    for (const int n : outs) {
+      const auto count = static_cast<std::size_t>(n);
+      w.emplace_back(DType::kBF16, random_normal(32 + count, count * width));
+      together.emplace_back(DType::kBF16, 16 * count);
+      alone.emplace_back(DType::kBF16, 16 * count);
+    }
+    for (const int rows : {1, 8, 13}) {
+      std::vector<LinearArgs> group;
+      for (std::size_t i = 0; i < w.size(); ++i) {
+        const auto args = [&](Array& y) {
+          return make_args({rows, outs[i], columns}, x, 0, w[i].data(), WeightFormat::kBf16, 1, y);
+        };
+        group.push_back(args(together[i]));
+        ops::linear(*backend, args(alone[i]));
+      }
+      ops::linear_group(*backend, group);
+      for (std::size_t i = 0; i < w.size(); ++i) {
+        EXPECT_EQ(first_difference(together[i].values(), alone[i].values()), "")
+            << rows << " rows, " << outs[i] << " outputs of " << columns;
+      }
+    }
+  }
+}
+
 TEST(Linear, RefusesArgumentsThatCannotBeRight) {
   const auto backend = test_backend(1);
   Array x(DType::kBF16, 64), w(DType::kBF16, 64 * 8), y(DType::kF32, 16);

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "base/types.h"
+#include "kernels/cuda/device/e4m3.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/ops/linear.h"
 
@@ -24,28 +25,14 @@ __device__ __forceinline__ uint4 load_once(const uint8_t* p) {
   return v;
 }
 
-// Both halves times the same power of two. bf16 multiplication keeps subnormal operands.
-__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
-  uint32_t c;
-  asm("{ mul.bf16x2 %0, %1, %2; }" : "=r"(c) : "r"(a), "r"(b));
-  return c;
-}
-
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
-// Two E4M3 codes, in the upper bytes of both halves of `codes`. Exponent and mantissa land in
-// bf16's fields as they are; the product moves the bias from 7 to 127.
-__device__ __forceinline__ uint32_t e4m3_pair(uint32_t codes) {
-  constexpr uint32_t kTwoTo120 = 0x7b807b80u;
-  return multiply_pairs((codes & 0x80008000u) | ((codes & 0x7f007f00u) >> 4), kTwoTo120);
-}
-
 __device__ __forceinline__ float e4m3_value(uint8_t code) {
-  return __uint_as_float(e4m3_pair(uint32_t{code} << 8) << 16);
+  return __uint_as_float(pair_of_codes(uint32_t{code} << 8) << 16);
 }
 
 __device__ __forceinline__ float e8m0_value(uint8_t code) {
@@ -134,10 +121,19 @@ struct ByteRows {
 };
 
 struct E4m3Rows : ByteRows {
+  // The two pairs of a word, to the bits of pair_of_codes(), but in the order of the codes, and
+  // with the upper and the lower bytes of all four bf16 made at once.
+  static __device__ __forceinline__ void decode(uint32_t codes, uint32_t& first, uint32_t& second) {
+    const uint32_t upper = (codes & 0x80808080u) | (codes >> 4 & 0x07070707u);
+    const uint32_t lower = codes << 4 & 0xf0f0f0f0u;
+    first = multiply_pairs(__byte_perm(lower, upper, 0x5140), kE4m3Bias);
+    second = multiply_pairs(__byte_perm(lower, upper, 0x7362), kE4m3Bias);
+  }
   static __device__ __forceinline__ Columns8 columns(const uint4& raw, Scales, int j) {
-    const uint32_t x = word_of(raw, 2 * j), y = word_of(raw, 2 * j + 1);
-    return {{e4m3_pair(__byte_perm(x, 0, 0x1404)), e4m3_pair(__byte_perm(x, 0, 0x3424)),
-             e4m3_pair(__byte_perm(y, 0, 0x1404)), e4m3_pair(__byte_perm(y, 0, 0x3424))}};
+    Columns8 c;
+    decode(word_of(raw, 2 * j), c.pair[0], c.pair[1]);
+    decode(word_of(raw, 2 * j + 1), c.pair[2], c.pair[3]);
+    return c;
   }
 };
 
@@ -190,16 +186,19 @@ struct NibbleRows {
     if constexpr (kBlock == 16) return __ldg(reinterpret_cast<const uint16_t*>(scale_row + k / 16));
     return __ldg(scale_row + k / kBlock);
   }
-  // Times 2^100 in both halves of a pair.
-  static __device__ __forceinline__ uint32_t multiplier(uint32_t code) {
-    float scale;
+  // The i-th of a load's scales, times 2^100, in both halves of a pair.
+  static __device__ __forceinline__ uint32_t multiplier(Scales scales, int i) {
     if constexpr (kE8m0) {
-      scale = __uint_as_float(code == 0 ? 0x400000u : code << 23) * 0x1p100f;
+      const uint32_t code = scales >> (8 * i) & 0xffu;
+      const float scale = __uint_as_float(code == 0 ? 0x400000u : code << 23) * 0x1p100f;
+      return (__float_as_uint(scale) >> 16) * 0x10001u;
     } else {
-      const uint32_t bits = (code & 0x80u) << 24 | (code & 0x7fu) << 20;
-      scale = __uint_as_float(bits) * 0x1p120f * 0x1p100f;
+      // As pair_of_codes() has it, 2^-120 of the value; two steps, since 2^220 is no bf16.
+      const uint32_t codes = __byte_perm(scales, 0, i == 0 ? 0x0404 : 0x1414);
+      const uint32_t bits = (codes & 0x80008000u) | (codes >> 4 & 0x07f007f0u);
+      constexpr uint32_t kTwoTo110 = 0x76807680u;
+      return multiply_pairs(multiply_pairs(bits, kTwoTo110), kTwoTo110);
     }
-    return (__float_as_uint(scale) >> 16) * 0x10001u;
   }
   static __device__ __forceinline__ uint32_t decode(uint32_t magnitude_bits, uint32_t sign_bits,
                                                     uint32_t factor) {
@@ -207,7 +206,7 @@ struct NibbleRows {
   }
   static __device__ __forceinline__ Columns8 columns(const uint4& raw, Scales scales, int j) {
     const uint32_t w = word_of(raw, j);
-    const uint32_t factor = multiplier(scales >> (8 * (8 * j / kBlock)) & 0xffu);
+    const uint32_t factor = multiplier(scales, 8 * j / kBlock);
     return {{decode(w << 6, w << 12, factor), decode(w << 2, w << 8, factor),
              decode(w >> 2, w << 4, factor), decode(w >> 6, w, factor)}};
   }

@@ -1,0 +1,259 @@
+// What a warp of linear_stream.cu does with a tile of 16 outputs: operands and scales, sums,
+// results.
+#pragma once
+
+#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/numeric.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/linear_stream_ring.cuh"
+
+namespace tandem::cuda::stream {
+
+// Row g of a tile is its row `spread(g)` in shared memory: lanes that read at once then touch
+// different banks, because the places of their pieces differ where the rows' numbers do.
+__device__ __forceinline__ int spread(int g) { return g >> 1 | (g & 1) << 2; }
+
+// What a lane has of a tile: two weight rows and its columns of x.
+template <class S, int kRowTiles>
+class Lane {
+ public:
+  using Weight = typename S::Weight;
+
+  __device__ Lane(const StreamPlan& plan, int tile) : t_(static_cast<int>(threadIdx.x % 4)) {
+    const int g = static_cast<int>(threadIdx.x % kWarp / 4);  // see device/mma.cuh
+    const int x_row = row_of_x(g);
+    first_row_ = tile * kLinearTileOuts + spread(g);
+    weight_ = swizzled(first_row_, t_);
+    // The columns of a lane's 16 bytes of weights are 1, 2 or 4 pieces of x.
+    const int piece = t_ * Weight::kGroups;
+    x_ = plan.stage_chunks * plan.chunk_rows * kTileRowBytes + piece / 8 * S::kXTileBytes +
+         swizzled(x_row, piece % 8);
+  }
+
+  __device__ int t() const { return t_; }
+  __device__ int row(int half) const { return first_row_ + 8 * half; }
+  // Which row of x column c of a product is.
+  static __device__ __forceinline__ int row_of_x(int c) {
+    return Weight::kGroups == 1 ? spread(c) : c;
+  }
+
+  // Step 0 or 1 of a chunk.
+  __device__ __forceinline__ uint4 weight(const char* chunk, int step, int half) const {
+    const char* from = chunk + (weight_ ^ step * (kTileRowBytes / 2));
+    return *reinterpret_cast<const uint4*>(from + half * 8 * kTileRowBytes);
+  }
+  __device__ __forceinline__ Columns8 x(const char* stage, int step, int group,
+                                        int row_tile) const {
+    int from = x_ ^ group * 16;
+    if constexpr (Weight::kGroups == 1) {
+      from ^= step * (kTileRowBytes / 2);
+    } else {
+      from += step * (S::kXTiles / 2) * S::kXTileBytes;
+    }
+    const uint4 v =
+        *reinterpret_cast<const uint4*>(stage + from + row_tile * kLinearTileRows * kTileRowBytes);
+    return {{v.x, v.y, v.z, v.w}};
+  }
+
+ private:
+  int t_;
+  int first_row_;
+  int weight_, x_;  // bytes in a stage
+};
+
+// Which output a row of a stage is.
+struct OutputRow {
+  int linear = 0;
+  std::int64_t out = 0;  // some output if the row is none
+  bool exists = false;
+
+  __device__ OutputRow(const Args& args, int sweep, int stage_row) {
+    const StreamPlan& plan = args.plan;
+    while (linear + 1 < args.num_outputs && stage_row >= plan.first_row[linear + 1]) ++linear;
+    const int box = plan.box_rows[linear], row = stage_row - plan.first_row[linear];
+    const std::int64_t outs = args.outputs[linear].weight.out_features;
+    out = (std::int64_t{blockIdx.x} * plan.sweeps + sweep) * box + row;
+    exists = row < box && out < outs;
+    out = min(out, outs - 1);
+  }
+};
+
+// The scales of a lane's two weight rows: of a strand if they vary along it, else of all.
+template <class S, WeightFormat kFormat>
+class RowScales {
+ public:
+  using Weight = typename S::Weight;
+  static constexpr int kScales = S::kStrandScales > 0 ? S::kStrandScales : 1;
+  // As they are stored: what is asked for a strand ahead must not be waited for to be converted.
+  struct OfStrand {
+    uint32_t bits[kScales][2] = {};
+  };
+
+  __device__ void set_row(const Args& args, const OutputRow& row, int half) {
+    const ops::LinearWeight& w = args.outputs[row.linear].weight;
+    if constexpr (S::kIsNibble) {
+      scales_[half] = Weight::scale_row(w, row.out);
+      factor_[half] = kFormat == WeightFormat::kNvfp4 ? w.scale_2 : 1.0f;
+    } else if constexpr (S::kHasColumnScales) {
+      dtype_ = w.scale_dtype;  // one of all linears of a launch
+      const std::int64_t per_row = divide_up(w.in_features, w.block_cols);
+      scales_[half] = static_cast<const uint8_t*>(w.scales) +
+                      row.out / w.block_rows * per_row * scale_bytes(dtype_);
+    } else if constexpr (kFormat == WeightFormat::kFp8Tensor) {
+      factor_[half] = w.scale_2;
+    } else if constexpr (kFormat != WeightFormat::kBf16) {
+      factor_[half] = scale_value(w.scales, w.scale_dtype, row.out);
+    }
+  }
+  __device__ __forceinline__ float factor(int half) const { return factor_[half]; }
+
+  __device__ __forceinline__ OfStrand load(const Strand& strand, int t) const {
+    OfStrand s;
+    if constexpr (S::kIsNibble) {
+      load_each(strand, s, [&](int half, int column) {
+        return Weight::scales(scales_[half], column + 8 * Weight::kGroups * t);
+      });
+    } else if constexpr (S::kHasColumnScales) {
+      const auto stored = [&]<class T>(T) {
+        load_each(strand, s, [&](int half, int column) {
+          return __ldg(reinterpret_cast<const T*>(scales_[half]) + column / kScaleColumns);
+        });
+      };
+      switch (scale_bytes(dtype_)) {
+        case 4:
+          stored(uint32_t{});
+          break;
+        case 2:
+          stored(uint16_t{});
+          break;
+        default:
+          stored(uint8_t{});
+      }
+    }
+    return s;
+  }
+  // Of the i-th 128 columns.
+  __device__ __forceinline__ float value(const OfStrand& s, int i, int half) const {
+    return scale_value(&s.bits[i][half], dtype_, 0);
+  }
+
+ private:
+  static __device__ __forceinline__ int scale_bytes(DType dtype) {
+    return dtype == DType::kF32 ? 4 : dtype == DType::kBF16 || dtype == DType::kF16 ? 2 : 1;
+  }
+  template <class Load>
+  static __device__ __forceinline__ void load_each(const Strand& strand, OfStrand& s,
+                                                   const Load& load_one) {
+#pragma unroll
+    for (int i = 0; i < S::kStrandScales; ++i) {
+      const int column = strand.begin + i * kScaleColumns;
+      if (column >= strand.end) break;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) s.bits[i][half] = load_one(half, column);
+    }
+  }
+
+  const uint8_t* scales_[2] = {};
+  DType dtype_ = DType::kF32;
+  float factor_[2] = {};
+};
+
+template <int kRowTiles>
+struct TileSums {
+  float of[kRowTiles][4] = {};
+};
+
+template <class S, int kRowTiles>
+__device__ __forceinline__ void multiply_step(const Lane<S, kRowTiles>& lane, const char* chunk,
+                                              const char* x_tiles, int step, uint32_t low_scale,
+                                              uint32_t high_scale, TileSums<kRowTiles>& sums) {
+  using Weight = typename S::Weight;
+  const uint4 low = lane.weight(chunk, step, 0), high = lane.weight(chunk, step, 1);
+  typename Weight::Scales low_scales{}, high_scales{};
+  if constexpr (S::kIsNibble) low_scales = low_scale, high_scales = high_scale;
+#pragma unroll
+  for (int j = 0; j < Weight::kGroups; ++j) {
+    const Columns8 a = Weight::columns(low, low_scales, j);
+    const Columns8 b = Weight::columns(high, high_scales, j);
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+      Columns8 x = lane.x(x_tiles, step, j, r);
+      if constexpr (Weight::kAlternate) x = alternate(x);
+      mma_step(sums.of[r], a, b, x);
+    }
+  }
+}
+
+// A tile's sums in shared memory, each lane its own: those of the leaf that is under way, and of
+// subtrees that wait for their sibling.
+template <int kRowTiles>
+class SumTree {
+ public:
+  __device__ SumTree(const Ring& ring, const StreamPlan& plan, int tile)
+      : own_(ring.sums + tile * kFloats + static_cast<int>(threadIdx.x % kWarp)),
+        level_floats_(plan.tiles * kFloats) {}
+
+  // `sums` of a strand; returns whether they have become those of all leaves.
+  __device__ __forceinline__ bool add(const LinearOrder& order, int strand,
+                                      TileSums<kRowTiles>& sums) {
+    const int leaf = strand / order.strands_per_leaf;
+    const int place = strand - leaf * order.strands_per_leaf;
+    if (place > 0) add_level(0, sums);
+    if (place + 1 < order.strands_per_leaf) {
+      store(0, sums);
+      return false;
+    }
+    int level = 1;
+    for (; (leaf >> (level - 1) & 1) != 0; ++level) add_level(level, sums);
+    if (leaf + 1 == order.num_leaves) return true;
+    store(level, sums);
+    return false;
+  }
+
+ private:
+  static constexpr int kFloats = kRowTiles * 4 * kWarp;
+
+  __device__ __forceinline__ void add_level(int level, TileSums<kRowTiles>& sums) const {
+    const float* from = own_ + level * level_floats_;
+#pragma unroll
+    for (int i = 0; i < kRowTiles * 4; ++i) {
+      sums.of[i / 4][i % 4] = from[i * kWarp] + sums.of[i / 4][i % 4];
+    }
+  }
+  __device__ __forceinline__ void store(int level, const TileSums<kRowTiles>& sums) const {
+    float* to = own_ + level * level_floats_;
+#pragma unroll
+    for (int i = 0; i < kRowTiles * 4; ++i) to[i * kWarp] = sums.of[i / 4][i % 4];
+  }
+
+  float* own_;
+  int level_floats_;
+};
+
+template <class S, int kRowTiles>
+__device__ __forceinline__ void write_tile(const Args& args, const Lane<S, kRowTiles>& lane,
+                                           int sweep, const TileSums<kRowTiles>& sums) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const OutputRow row(args, sweep, lane.row(half));
+    if (!row.exists) continue;
+    const Output& output = args.outputs[row.linear];
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int x_row = r * kLinearTileRows + lane.row_of_x(2 * lane.t() + i);
+        if (x_row >= args.num_rows) continue;
+        const std::int64_t at = x_row * output.y_stride + row.out;
+        const float sum = sums.of[r][2 * half + i];
+        if (output.y_dtype == DType::kF32) {
+          static_cast<float*>(output.y)[at] = sum;
+        } else {
+          store_float(sum, static_cast<bf16*>(output.y) + at);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tandem::cuda::stream
