@@ -15,6 +15,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kPromptRows = 8;  // of a thread
 constexpr int kTaps = 4;        // of all known models
+constexpr int kRoundRows = 8;   // of a segment, whose inputs a thread of a round holds
 
 // One channel of one segment.
 template <class T>
@@ -79,15 +80,51 @@ struct Channel {
   }
 };
 
+// A short segment: every input is loaded once, all of them together, and none after a store.
+template <class T>
+__device__ __forceinline__ void convolve_round(const ops::CausalConvArgs& a,
+                                               const ops::Segment& segment,
+                                               const Channel<T>& channel,
+                                               const float (&weight)[kTaps]) {
+  constexpr int kInputs = kTaps - 1 + kRoundRows;
+  const int inputs = kTaps - 1 + segment.num_rows;
+  T input[kInputs];
+#pragma unroll
+  for (int i = 0; i < kInputs; ++i) {
+    if (i < inputs) input[i] = channel.input(a, i - (kTaps - 1));
+  }
+  T* y = static_cast<T*>(a.y) + std::int64_t{segment.first_row} * a.channels + channel.c;
+#pragma unroll
+  for (int row = 0; row < kRoundRows; ++row) {
+    if (row >= segment.num_rows) break;
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kTaps; ++j) sum = fmaf(weight[j], to_float(input[row + j]), sum);
+    store_float(silu(sum), y + std::int64_t{row} * a.channels);
+  }
+#pragma unroll
+  for (int i = 0; i < kInputs; ++i) {
+    if (i < inputs) channel.window[std::int64_t{i} * a.channels] = input[i];
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads) causal_conv_round_kernel(ops::CausalConvArgs a) {
   allow_next_kernel();
-  wait_for_previous_kernel();
   const int c = static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x);
   if (c >= a.channels) return;
+  float weight[kTaps] = {};
+  if (a.kernel == kTaps) {  // no kernel writes them
+#pragma unroll
+    for (int j = 0; j < kTaps; ++j) weight[j] = a.weight[std::int64_t{c} * kTaps + j];
+  }
+  wait_for_previous_kernel();
   const ops::Segment segment = a.batch.segments[blockIdx.x];
   if (segment.num_rows == 0) return;
   const Channel<T> channel(a, segment, c);
+  if (a.kernel == kTaps && segment.num_rows <= kRoundRows) {
+    return convolve_round(a, segment, channel, weight);
+  }
   for (int row = 0; row < segment.num_rows; ++row) channel.convolve(a, segment, row);
   // The K-1 columns before the segment, then its own.
   channel.advance_window(a, 1 - a.kernel, a.kernel - 1 + segment.num_rows);
