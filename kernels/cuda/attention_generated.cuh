@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   allow_next_kernel();
   wait_for_previous_kernel();
   extern __shared__ uint4 shared[];
-  __shared__ float factors[S::kColumns];
+  __shared__ alignas(8) float factors[S::kColumns];  // read by pairs
   __shared__ float2 headers[S::kColumns];
   // As words: what lies in shared memory has no constructor.
   __shared__ uint4 units[Shared<S>::kUnits * sizeof(Unit) / sizeof(uint4)];
