@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <random>
@@ -77,7 +78,7 @@ std::vector<e4m3> normal_codes(std::size_t count) {
 
 class Bench {
  public:
-  explicit Bench(cuda::CudaBackend& backend) : backend_(backend) {}
+  Bench(cuda::CudaBackend& backend, std::string part) : backend_(backend), part_(std::move(part)) {}
 
   // Least median of five series of replays.
   double seconds(int calls, const std::function<void()>& op) {
@@ -102,20 +103,33 @@ class Bench {
 
   void line(const std::string& name, double bytes, double flops, int calls,
             const std::function<void()>& op) {
+    if (!wants(name)) return;
     const double s = seconds(calls, op);
     fmt::print("{:<52} {:>9.1f} us {:>7.0f} GB/s {:>8.1f} TFLOP/s\n", name, s * 1e6,
                bytes / s / 1e9, flops / s / 1e12);
+    std::fflush(stdout);  // a later failure leaves what has been measured
   }
 
+  // Whether a line of this name was asked for; or some line whose name begins so.
+  bool wants_some(const std::string& begin) const {
+    return part_.empty() || (!begin.empty() && part_.starts_with(begin));
+  }
+  bool wants(const std::string& name) const { return name.find(part_) != std::string::npos; }
   cuda::CudaBackend& backend() { return backend_; }
 
  private:
   cuda::CudaBackend& backend_;
+  std::string part_;
 };
 
 void bench_linear(Bench& bench, const char* format_name, ops::LinearWeight weight,
                   std::size_t weight_bytes, const std::vector<int>& rows,
                   ops::RowClass row_class = ops::RowClass::kGenerated, int leaves = 1) {
+  const std::string name = fmt::format(
+      "{} {} {} x {}{}", row_class == ops::RowClass::kPrompt ? "prompts, linear" : "linear",
+      format_name, weight.out_features, weight.in_features,
+      leaves > 1 ? fmt::format(", {} leaves", leaves) : "");
+  if (!bench.wants(name)) return;
   const Buffer codes(bench.backend(), normal_bf16(weight_bytes / 2 + 1));
   // Scales that are valid in every type that a format allows: small positive numbers.
   const Buffer scales(bench.backend(), std::vector<std::uint8_t>(weight_bytes / 2, 0x38));
@@ -134,11 +148,7 @@ void bench_linear(Bench& bench, const char* format_name, ops::LinearWeight weigh
                                .y = y.as(),
                                .y_dtype = DType::kF32,
                                .y_stride = weight.out_features};
-    bench.line(fmt::format("linear {}{}, M = {}, {} x {}{}",
-                           row_class == ops::RowClass::kPrompt ? "of prompts, " : "", format_name,
-                           m, weight.out_features, weight.in_features,
-                           leaves > 1 ? fmt::format(", {} leaves", leaves) : ""),
-               static_cast<double>(weight_bytes),
+    bench.line(fmt::format("{}, M = {}", name, m), static_cast<double>(weight_bytes),
                2.0 * m * static_cast<double>(weight.out_features * weight.in_features),
                m > 64 ? 5 : 20, [&] { ops::linear(bench.backend(), args); });
   }
@@ -158,7 +168,7 @@ void bench_linears(Bench& bench) {
   using ops::WeightFormat;
   for (const auto& [n, k] : {std::pair{17408, 5120}, {5120, 17408}, {5120, 6144}}) {
     bench_linear(bench, "bf16", weight(WeightFormat::kBf16, n, k), elements(n, k) * 2,
-                 {1, 4, 8, 16, 32, 64});
+                 {1, 4, 8, 16, 32, 64}, ops::RowClass::kGenerated, k == 5120 ? 1 : 8);
   }
   constexpr auto kPrompt = ops::RowClass::kPrompt;
   bench_linear(bench, "bf16", weight(WeightFormat::kBf16, 17408, 5120), elements(17408, 5120) * 2,
@@ -172,9 +182,15 @@ void bench_linears(Bench& bench) {
   bench_linear(bench, "nvfp4", weight(WeightFormat::kNvfp4, 17408, 5120), elements(17408, 5120) / 2,
                {128, 2048}, kPrompt);
   bench_linear(bench, "fp8 block", weight(WeightFormat::kFp8Block, 17408, 5120),
-               elements(17408, 5120), {1, 8, 32});
+               elements(17408, 5120), {1, 8, 16, 32});
+  bench_linear(bench, "fp8 block", weight(WeightFormat::kFp8Block, 5120, 17408),
+               elements(17408, 5120), {1, 8, 16}, ops::RowClass::kGenerated, 8);
   bench_linear(bench, "nvfp4", weight(WeightFormat::kNvfp4, 17408, 5120), elements(17408, 5120) / 2,
-               {1, 8, 32});
+               {1, 8, 16, 32});
+  bench_linear(bench, "nvfp4", weight(WeightFormat::kNvfp4, 5120, 17408), elements(17408, 5120) / 2,
+               {1, 8, 16}, ops::RowClass::kGenerated, 8);
+  bench_linear(bench, "bf16", weight(WeightFormat::kBf16, 248320, 5120), elements(248320, 5120) * 2,
+               {1, 8, 16});
 }
 
 // Sequences with the same number of rows each, the last at context - 1, in device memory.
@@ -217,6 +233,11 @@ struct Batch {
 void bench_attention(Bench& bench, ops::KvFormat format, ops::RowClass row_class, int sequences,
                      int rows, int context, int max_context) {
   constexpr int kHeads = 24, kKvHeads = 4, kDim = 256;
+  const bool generated = row_class == ops::RowClass::kGenerated;
+  const std::string name = fmt::format("attention{}, {} x {} {} rows at {}, table of {}",
+                                       ops::is_fp8(format) ? " fp8" : "", sequences, rows,
+                                       generated ? "generated" : "prompt", context, max_context);
+  if (!bench.wants(name)) return;
   Backend& b = bench.backend();
   const Batch batch(b, row_class, sequences, rows, context, 0, max_context);
   const std::size_t plane =
@@ -230,7 +251,6 @@ void bench_attention(Bench& bench, ops::KvFormat format, ops::RowClass row_class
   const Buffer scales(b, std::vector<float>(codes ? plane / kDim : 1, 0.01f));
   const std::size_t queries = static_cast<std::size_t>(sequences * rows) * kHeads * kDim;
   const Buffer q(b, normal_bf16(queries)), out(b, queries * 2);
-  const bool generated = row_class == ops::RowClass::kGenerated;
   const Buffer scratch(b, generated ? ops::paged_attention_scratch_bytes(
                                           b, kHeads, kDim, sequences * rows, max_context)
                                     : 1);
@@ -253,9 +273,7 @@ void bench_attention(Bench& bench, ops::KvFormat format, ops::RowClass row_class
   const double entry_bytes = codes ? kDim + 4 : 2 * kDim;
   const double bytes = 2.0 * sequences * context * kKvHeads * entry_bytes;
   const double flops = 4.0 * sequences * rows * (context - 0.5 * rows) * kHeads * kDim;
-  bench.line(fmt::format("attention{}, {} x {} {} rows at {}, table of {}", codes ? " fp8" : "",
-                         sequences, rows, generated ? "generated" : "prompt", context, max_context),
-             bytes, flops, generated ? 20 : 3, [&] { ops::paged_attention(b, args); });
+  bench.line(name, bytes, flops, generated ? 20 : 3, [&] { ops::paged_attention(b, args); });
 }
 
 void bench_delta_rule(Bench& bench, ops::RowClass row_class, int sequences, int rows, int pending) {
@@ -342,17 +360,19 @@ void bench_rows(Bench& bench) {
   }
 }
 
-void run() {
+void run(const std::string& part) {
   cuda::CudaBackend backend({});
   fmt::print("{}\n", backend.description());
-  Bench bench(backend);
-  const std::size_t bytes = std::size_t{1} << 30;
-  const Buffer from(backend, bytes), to(backend, bytes);
-  backend.zero(from.as(), bytes);
-  bench.line("copy of 1 GiB, read and written", 2.0 * static_cast<double>(bytes), 0, 5,
-             [&] { backend.copy(to.as(), from.as(), bytes); });
-  bench_linears(bench);
+  Bench bench(backend, part);
   using ops::RowClass;
+  if (bench.wants_some("copy")) {
+    const std::size_t bytes = std::size_t{1} << 30;
+    const Buffer from(backend, bytes), to(backend, bytes);
+    backend.zero(from.as(), bytes);
+    bench.line("copy of 1 GiB, read and written", 2.0 * static_cast<double>(bytes), 0, 5,
+               [&] { backend.copy(to.as(), from.as(), bytes); });
+  }
+  bench_linears(bench);
   for (const auto format : {ops::KvFormat::kBf16, ops::KvFormat::kFp8Dynamic}) {
     bench_attention(bench, format, RowClass::kGenerated, 1, 1, 1024, 262144);
     bench_attention(bench, format, RowClass::kGenerated, 1, 1, 32768, 32768);
@@ -366,20 +386,23 @@ void run() {
     bench_attention(bench, format, RowClass::kPrompt, 1, 512, 512, 4096);
     bench_attention(bench, format, RowClass::kPrompt, 1, 2048, 4096, 4096);
   }
-  bench_delta_rule(bench, RowClass::kGenerated, 1, 1, 1);
-  bench_delta_rule(bench, RowClass::kGenerated, 8, 1, 1);
-  bench_delta_rule(bench, RowClass::kGenerated, 8, 4, 3);
-  bench_delta_rule(bench, RowClass::kGenerated, 16, 6, 5);
-  bench_delta_rule(bench, RowClass::kPrompt, 1, 512, 0);
-  bench_delta_rule(bench, RowClass::kPrompt, 1, 2048, 0);
-  bench_delta_rule(bench, RowClass::kPrompt, 4, 512, 0);
-  bench_rows(bench);
+  if (bench.wants_some("delta rule")) {
+    bench_delta_rule(bench, RowClass::kGenerated, 1, 1, 1);
+    bench_delta_rule(bench, RowClass::kGenerated, 8, 1, 1);
+    bench_delta_rule(bench, RowClass::kGenerated, 8, 4, 3);
+    bench_delta_rule(bench, RowClass::kGenerated, 16, 6, 5);
+    bench_delta_rule(bench, RowClass::kPrompt, 1, 512, 0);
+    bench_delta_rule(bench, RowClass::kPrompt, 1, 2048, 0);
+    bench_delta_rule(bench, RowClass::kPrompt, 4, 512, 0);
+  }
+  if (bench.wants_some("")) bench_rows(bench);
 }
 
 }  // namespace
 }  // namespace tandem
 
-int main() {
-  tandem::run();
+// tandem_cuda_bench [PART]: only lines that contain PART.
+int main(int argc, char** argv) {
+  tandem::run(argc > 1 ? argv[1] : "");
   return 0;
 }
