@@ -15,9 +15,9 @@ case ${1:-} in
 esac
 
 step() { printf '\n== test.sh, %d s: %s\n' "$SECONDS" "$*"; }
-build() {  # preset [cmake options]
-  cmake --preset "$1" -DTANDEM_BUILD_TESTS=ON -DTANDEM_WARNINGS_AS_ERRORS=ON "${@:2}"
-  cmake --build --preset "$1" --parallel "$(nproc)"
+build() {  # preset target [cmake options]
+  cmake --preset "$1" -DTANDEM_BUILD_TESTS=ON -DTANDEM_WARNINGS_AS_ERRORS=ON "${@:3}"
+  cmake --build --preset "$1" --target "$2" --parallel "$(nproc)"
 }
 # Prints the compiler of CUDA 13 or later, or says why there is none and fails.
 find_nvcc() {
@@ -54,14 +54,14 @@ python3 scripts/check_includes.py
 
 if [[ -n $sanitizers ]]; then
   step "build with sanitizers"
-  build cpu-asan
+  build cpu-asan unit_tests
   step "unit tests with sanitizers"
   UBSAN_OPTIONS=print_stacktrace=1 LSAN_OPTIONS=suppressions=$PWD/scripts/lsan.supp:print_suppressions=0 \
     ctest --test-dir build/cpu-asan -L unit --output-on-failure --parallel "$(nproc)"
 fi
 
 step "build"
-build cpu
+build cpu all
 step "build with CUDA"
 if nvcc=$(find_nvcc); then
   nccl=ON
@@ -69,7 +69,7 @@ if nvcc=$(find_nvcc); then
     nccl=OFF
     echo "no nccl.h here: collectives of the CUDA backend through host memory"
   fi
-  CUDACXX=$nvcc build cuda-check -DTANDEM_WITH_NCCL=$nccl
+  CUDACXX=$nvcc build cuda-check all -DTANDEM_WITH_NCCL=$nccl
   step "tests with CUDA"
   ctest --test-dir build/cuda-check -L cuda --output-on-failure
 fi

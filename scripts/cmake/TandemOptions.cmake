@@ -29,7 +29,8 @@ function(tandem_library name)
 endfunction()
 
 # tandem_test(<folder> SOURCES ... LIBS ... [LABEL unit]): one GoogleTest binary per folder.
-# Tests run with the source tree's tests/data as TANDEM_TEST_DATA.
+# Tests run with the source tree's tests/data as TANDEM_TEST_DATA. Those of label unit are also what the
+# target unit_tests builds.
 function(tandem_test name)
   cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LIBS" ${ARGN})
   if(NOT ARG_LABEL)
@@ -42,5 +43,11 @@ function(tandem_test name)
   target_link_libraries(${name}_test PRIVATE tandem_test_support ${ARG_LIBS} GTest::gmock
                         GTest::gtest_main)
   add_test(NAME ${ARG_LABEL}.${name} COMMAND ${name}_test)
+  if(ARG_LABEL STREQUAL unit)
+    if(NOT TARGET unit_tests)
+      add_custom_target(unit_tests)
+    endif()
+    add_dependencies(unit_tests ${name}_test)
+  endif()
   set_tests_properties(${ARG_LABEL}.${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
 endfunction()
