@@ -19,6 +19,7 @@
 #include "parallel/host_info.h"
 #include "parallel/nccl_log.h"
 #include "parallel/nccl_log_capture.h"
+#include "parallel/nccl_paths.h"
 
 namespace tandem {
 namespace {
@@ -106,6 +107,9 @@ class NcclDeviceComm final : public DeviceComm {
                  const FailureHandler& on_failure, double connect_limit_s)
       : rank_(group.rank()), size_(group.size()), backend_(backend), beacon_(beacon) {
     refuse_shared_gpu(group);
+    for (const UnequalPath& path : agree_on_nccl_paths(group)) {
+      if (rank_ == 0) log_warning("{}; NCCL needs it alike: it counts on all ranks", path.text());
+    }
     connect_at_start();
     log_begin_ = nccl_log().size();
     connect(group, on_failure, connect_limit_s);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "parallel/host_staged_comm.h"
 #include "parallel/make_device_comm.h"
 #include "parallel/mpi_device_comm.h"
+#include "parallel/nccl_paths.h"
 #include "parallel/sized_comm.h"
 #include "parallel/transport_audit.h"
 #include "tests/support/mpi_test_main.h"
@@ -46,6 +48,35 @@ std::vector<float> values(std::int64_t n) {
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+bool is_set(const char* variable) { return std::getenv(variable) != nullptr; }
+
+TEST(NcclPaths, WhatOneRankTurnsOffIsOffOnAll) {
+  const int last = world().size() - 1;
+  for (const char* name : {"NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"}) {
+    unsetenv(name);
+  }
+  EXPECT_THAT(agree_on_nccl_paths(world()), ::testing::IsEmpty());
+  EXPECT_FALSE(is_set("NCCL_P2P_DISABLE"));
+
+  setenv("NCCL_IB_DISABLE", "0", 1);  // not off
+  if (world().rank() == last) setenv("NCCL_P2P_DISABLE", "1", 1);
+  setenv("NCCL_SHM_DISABLE", "1", 1);  // off on all
+  const std::vector<UnequalPath> unequal = agree_on_nccl_paths(world());
+  EXPECT_TRUE(is_set("NCCL_P2P_DISABLE"));
+  EXPECT_STREQ(std::getenv("NCCL_IB_DISABLE"), "0");
+  if (world().size() == 1) {
+    EXPECT_THAT(unequal, ::testing::IsEmpty());
+  } else {
+    const UnequalPath expected{.variable = "NCCL_P2P_DISABLE", .off_on = {last}};
+    EXPECT_THAT(unequal, ::testing::ElementsAre(expected));
+    EXPECT_THAT(unequal[0].text(), HasSubstr(fmt::format("on rank {} only", last)));
+  }
+  EXPECT_THAT(agree_on_nccl_paths(world()), ::testing::IsEmpty()) << "they still differ";
+  for (const char* name : {"NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"}) {
+    unsetenv(name);
+  }
 }
 
 // Passes everything on to MPI but spoils one element of what one rank receives.
