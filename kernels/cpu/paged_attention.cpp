@@ -5,7 +5,8 @@
 // there are too few blocks for the threads (few rows, long contexts), they take partitions, whose
 // results wait in the backend's shared scratch to be combined in the same order.
 //
-// FP8 keys and values are decoded a few at a time, once for all heads of the group; a key's scale
+// FP8 keys and values are decoded once for all heads of the group, and for all rows of a block: a
+// whole partition into scratch memory for several rows, a few at a time for one. A key's scale
 // multiplies its scores, a value's its probabilities.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/paged_attention.cpp"
@@ -52,10 +53,11 @@ struct AttentionScratch {
   Partial partial[ops::kMaxHeadGroup];
   Partial state[ops::kMaxHeadGroup];  // [rows of the block][heads of the group]
   std::int64_t entries[kPartition];   // where the partition's keys and values lie
-  // FP8: codes of a few entries as numbers, and the partition's scales.
-  float decoded[kKeysAtOnce * ops::kMaxHeadDim];
+  // FP8: the partition's scales, and codes as numbers, of all its entries or of a few.
   float k_scales[kPartition];
   float v_scales[kPartition];
+  float k_decoded[kPartition * ops::kMaxHeadDim];
+  float v_decoded[kPartition * ops::kMaxHeadDim];
 };
 static_assert(sizeof(AttentionScratch) <= kThreadScratchBytes);
 
@@ -127,35 +129,71 @@ HWY_INLINE void fetch_ahead(const TPage* pages, const std::int64_t* entries, int
   }
 }
 
-// dots[i][h] of `keys` keys, one page's neighbours or decoded, with the queries of a group.
+HWY_INLINE void decode(const e4m3* codes, int count, float* out) {
+  for (int i = 0; i < count; i += kLanes) store16(load16(codes + i), out + i);
+}
+
+// Keys and values at s.entries, of cache indices from `begin` on. Neighbours lie beside each other
+// up to the border of a page.
+template <class TPage>
+struct Entries {
+  const TPage* k;
+  const TPage* v;
+  int begin;
+  int page_tokens;
+};
+
+// Of the partition's keys and values that are seen by a row at `position`.
+struct KeyRange {
+  int begin, count;
+
+  KeyRange(const ops::PagedAttentionArgs& a, int partition, std::int32_t position)
+      : begin(std::max(partition * kPartition, a.first_index)),
+        count(std::min((partition + 1) * kPartition, position + 1) - begin) {}
+};
+
+// Fills s.entries and, for FP8, the scales.
+void locate(const ops::PagedAttentionArgs& a, std::int32_t slot, int kv_head, const KeyRange& keys,
+            AttentionScratch& s) {
+  const ops::KvPages& pages = a.pages;
+  const bool scaled = ops::is_fp8(pages.format);
+  for (int j = 0; j < keys.count; ++j) {
+    const std::int64_t row = page_row(a.batch, pages, slot, keys.begin + j, kv_head);
+    s.entries[j] = row * pages.head_dim;
+    if (!scaled) continue;
+    s.k_scales[j] = row_scale(pages.format, pages.k_scales, row, kv_head);
+    s.v_scales[j] = row_scale(pages.format, pages.v_scales, row, kv_head);
+  }
+}
+
+// dots[i][h] of `keys` neighbours with the queries of a group.
 template <class TPage>
 HWY_INLINE void dot_keys(const TPage* k, int keys, int dim, int group, AttentionScratch& s) {
-  std::fill_n(s.lanes, keys * group * kLanes, 0.0f);
-  dot_block<Ahead::kNothing>(k, dim, keys, {s.q, dim, group}, dim, s.lanes);
-  reduce16(s.lanes, keys * group, s.dots);
+  if constexpr (std::is_same_v<TPage, e4m3>) {
+    decode(k, keys * dim, s.k_decoded);
+    dot_keys(s.k_decoded, keys, dim, group, s);
+  } else {
+    std::fill_n(s.lanes, keys * group * kLanes, 0.0f);
+    dot_block<Ahead::kNothing>(k, dim, keys, {s.q, dim, group}, dim, s.lanes);
+    reduce16(s.lanes, keys * group, s.dots);
+  }
 }
 
-HWY_INLINE void decode(const e4m3* codes, int dim, float* out) {
-  for (int d = 0; d < dim; d += kLanes) store16(load16(codes + d), out + d);
-}
-
-// partials[h].acc += scores[h][n] times the n values at s.entries.
+// partials[h].acc += scores[h][n] times the n values at s.entries. Codes: a few values after the
+// other, which are the same sums in the same order, as matmul() adds to what is there.
 template <class TPage>
-void weigh_values(const TPage* v_pages, int group, int dim, int n, AttentionScratch& s,
+void weigh_values(const TPage* v, int group, int dim, int n, AttentionScratch& s,
                   Partial* partials) {
   constexpr std::int64_t kStride = sizeof(Partial) / sizeof(float);
-  matmul({s.scores, kPartition, 1}, GatheredRows<TPage>{v_pages, s.entries}, group, dim, n,
-         partials[0].acc, kStride);
-}
-
-// The same sums in the same order: matmul() adds to what is there.
-void weigh_values(const e4m3* v_pages, int group, int dim, int n, AttentionScratch& s,
-                  Partial* partials) {
-  constexpr std::int64_t kStride = sizeof(Partial) / sizeof(float);
-  for (int j = 0; j < n; j += kKeysAtOnce) {
-    const int values = std::min(n - j, kKeysAtOnce);
-    for (int i = 0; i < values; ++i) decode(v_pages + s.entries[j + i], dim, s.decoded + i * dim);
-    matmul({s.scores + j, kPartition, 1}, StridedRows<float>{s.decoded, dim}, group, dim, values,
+  if constexpr (std::is_same_v<TPage, e4m3>) {
+    for (int j = 0; j < n; j += kKeysAtOnce) {
+      const int values = std::min(n - j, kKeysAtOnce);
+      for (int i = 0; i < values; ++i) decode(v + s.entries[j + i], dim, s.v_decoded + i * dim);
+      matmul({s.scores + j, kPartition, 1}, StridedRows<float>{s.v_decoded, dim}, group, dim,
+             values, partials[0].acc, kStride);
+    }
+  } else {
+    matmul({s.scores, kPartition, 1}, GatheredRows<TPage>{v, s.entries}, group, dim, n,
            partials[0].acc, kStride);
   }
 }
@@ -167,50 +205,23 @@ void scale_terms(const float* scales, int group, int n, float* scores) {
   }
 }
 
-// partials[h] for the heads h of one row that read `kv_head`, over the row's keys in a partition.
+// partials[h] for the heads h of one row that read `kv_head`, over the first n entries.
 template <class T, class TPage>
-void attend(const ops::PagedAttentionArgs& a, int row, int kv_head, int partition,
-            AttentionScratch& s, Partial* partials) {
-  constexpr bool kCodes = std::is_same_v<TPage, e4m3>;
-  const ops::KvPages& pages = a.pages;
-  const int dim = pages.head_dim;
-  const int group = a.num_heads / pages.num_kv_heads;
-  const std::int32_t slot = a.batch.row_slots[row];
-  const int begin = std::max(partition * kPartition, a.first_index);
-  const int end = std::min((partition + 1) * kPartition, a.batch.positions[row] + 1);
-  const int n = end - begin;
-  if (n <= 0) {
-    for (int h = 0; h < group; ++h) clear(partials[h], dim);
-    return;
-  }
-  for (int j = 0; j < n; ++j) {
-    const std::int64_t entry = page_row(a.batch, pages, slot, begin + j, kv_head);
-    s.entries[j] = entry * dim;
-    if constexpr (kCodes) {
-      s.k_scales[j] = row_scale(pages.format, pages.k_scales, entry, kv_head);
-      s.v_scales[j] = row_scale(pages.format, pages.v_scales, entry, kv_head);
-    }
-  }
-
+void attend_entries(const ops::PagedAttentionArgs& a, int row, int kv_head,
+                    const Entries<TPage>& entries, int n, AttentionScratch& s, Partial* partials) {
+  const int dim = a.pages.head_dim;
+  const int group = a.num_heads / a.pages.num_kv_heads;
+  const bool scaled = ops::is_fp8(a.pages.format);
   const T* q = static_cast<const T*>(a.q) +
                (std::int64_t{row} * a.num_heads + std::int64_t{kv_head} * group) * dim;
   for (int i = 0; i < group * dim; i += kLanes) store16(load16(q + i), s.q + i);
-
-  const auto* k_pages = static_cast<const TPage*>(pages.k_pages);
-  const auto* v_pages = static_cast<const TPage*>(pages.v_pages);
   for (int j = 0; j < n;) {
-    // Keys are contiguous inside a page only.
-    const int left_in_page = pages.page_tokens - (begin + j) % pages.page_tokens;
+    const int left_in_page = entries.page_tokens - (entries.begin + j) % entries.page_tokens;
     const int keys = std::min({n - j, left_in_page, kKeysAtOnce});
     // The next keys, and the values that these scores will weight.
-    fetch_ahead(k_pages, s.entries, j + keys, std::min(n, j + 2 * keys), dim);
-    fetch_ahead(v_pages, s.entries, j, j + keys, dim);
-    if constexpr (kCodes) {
-      decode(k_pages + s.entries[j], keys * dim, s.decoded);
-      dot_keys(s.decoded, keys, dim, group, s);
-    } else {
-      dot_keys(k_pages + s.entries[j], keys, dim, group, s);
-    }
+    fetch_ahead(entries.k, s.entries, j + keys, std::min(n, j + 2 * keys), dim);
+    fetch_ahead(entries.v, s.entries, j, j + keys, dim);
+    dot_keys(entries.k + s.entries[j], keys, dim, group, s);
     for (int i = 0; i < keys; ++i) {
       for (int h = 0; h < group; ++h) {
         s.scores[h * kPartition + j + i] = s.dots[i * group + h] * a.scale;
@@ -218,13 +229,55 @@ void attend(const ops::PagedAttentionArgs& a, int row, int kv_head, int partitio
     }
     j += keys;
   }
-  if constexpr (kCodes) scale_terms(s.k_scales, group, n, s.scores);
+  if (scaled) scale_terms(s.k_scales, group, n, s.scores);
   for (int h = 0; h < group; ++h) {
     softmax_terms(s.scores + h * kPartition, n, partials[h]);
     std::fill_n(partials[h].acc, dim, 0.0f);
   }
-  if constexpr (kCodes) scale_terms(s.v_scales, group, n, s.scores);
-  weigh_values(v_pages, group, dim, n, s, partials);
+  if (scaled) scale_terms(s.v_scales, group, n, s.scores);
+  weigh_values(entries.v, group, dim, n, s, partials);
+}
+
+// The same over the row's keys in a partition.
+template <class T, class TPage>
+void attend(const ops::PagedAttentionArgs& a, int row, int kv_head, int partition,
+            AttentionScratch& s, Partial* partials) {
+  const ops::KvPages& pages = a.pages;
+  const KeyRange keys(a, partition, a.batch.positions[row]);
+  if (keys.count <= 0) {
+    for (int h = 0; h < a.num_heads / pages.num_kv_heads; ++h) clear(partials[h], pages.head_dim);
+    return;
+  }
+  locate(a, a.batch.row_slots[row], kv_head, keys, s);
+  const Entries<TPage> entries{static_cast<const TPage*>(pages.k_pages),
+                               static_cast<const TPage*>(pages.v_pages), keys.begin,
+                               pages.page_tokens};
+  attend_entries<T>(a, row, kv_head, entries, keys.count, s, partials);
+}
+
+// A block's rows over a partition of FP8 entries, which are decoded once.
+template <class T>
+void attend_decoded(const ops::PagedAttentionArgs& a, const RowBlock& block, int partition,
+                    AttentionScratch& s) {
+  const int dim = a.pages.head_dim;
+  const int group = a.num_heads / a.pages.num_kv_heads;
+  // Rows of a segment: the last sees most.
+  const int last_row = block.first_row + block.num_rows - 1;
+  const KeyRange all(a, partition, a.batch.positions[last_row]);
+  locate(a, a.batch.row_slots[last_row], block.kv_head, all, s);
+  for (int j = 0; j < all.count; ++j) {
+    decode(static_cast<const e4m3*>(a.pages.k_pages) + s.entries[j], dim, s.k_decoded + j * dim);
+    decode(static_cast<const e4m3*>(a.pages.v_pages) + s.entries[j], dim, s.v_decoded + j * dim);
+    s.entries[j] = std::int64_t{j} * dim;
+  }
+  const Entries<float> entries{s.k_decoded, s.v_decoded, 0, kPartition};
+  for (int r = 0; r < block.num_rows; ++r) {
+    const int row = block.first_row + r;
+    const KeyRange keys(a, partition, a.batch.positions[row]);
+    if (keys.count <= 0) continue;
+    attend_entries<T>(a, row, block.kv_head, entries, keys.count, s, s.partial);
+    for (int h = 0; h < group; ++h) combine(s.partial[h], dim, s.state[r * group + h]);
+  }
 }
 
 template <class T>
@@ -253,6 +306,12 @@ void attend_block(const ops::PagedAttentionArgs& a, const RowBlock& block, Atten
     for (int h = 0; h < group; ++h) clear(s.state[r * group + h], dim);
   }
   for (int p = a.first_index / kPartition; p < partitions; ++p) {
+    if constexpr (std::is_same_v<TPage, e4m3>) {
+      if (block.num_rows > 1) {
+        attend_decoded<T>(a, block, p, s);
+        continue;
+      }
+    }
     for (int r = 0; r < block.num_rows; ++r) {
       const int row = block.first_row + r;
       if (p >= num_partitions(a.batch.positions[row])) continue;
