@@ -1,12 +1,15 @@
 #!/usr/bin/python3
 """Output paths that cannot be used, and disks that fill up: refused before anything runs and without
 touching what is there, or survived with everything that had been written."""
+import contextlib
 import fcntl
 import os
 import resource
 import subprocess
 import tempfile
+import threading
 import time
+import types
 import unittest
 
 from tandem_job import BINARY, LAUNCH_ENVIRONMENT, JobDir, TandemTest, errors_in, h5py, read_rows, tokens_by_id
@@ -117,7 +120,8 @@ class OutputPathTest(TandemTest):
         self.assertEqual(os.listdir(folder), [])
 
     def start_and_wait_for_rows(self, job, out):
-        job.write_prompts([{**PROMPTS[0], "id": f"r{i}", "max_tokens": 100} for i in range(12)])
+        # They run side by side, and are to end one after the other.
+        job.write_prompts([{**PROMPTS[0], "id": f"r{i}", "max_tokens": 30 * (i + 1)} for i in range(12)])
         process = job.start_job("--output", out)
         while not os.path.exists(out) or len(read_rows(out)) < 2:
             self.assertIsNone(process.popen.poll(), process.output()[1])
@@ -142,20 +146,42 @@ class OutputPathTest(TandemTest):
         resource.prlimit(process.popen.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
         self.check_disk_failure(job, job.out, process, "ulimit -f", lambda: None)
 
+    @contextlib.contextmanager
+    def kept_full(self, folder):
+        """Fills a disk, and again whenever something is given back: a copy that was under way at first leaves room
+        for another one when it has replaced the file before."""
+        done = threading.Event()
+        path = f"{folder}/filler"
+
+        def fill():
+            with open(path, "wb", buffering=0) as filler:
+                while not done.is_set():
+                    try:
+                        filler.write(bytes(64 << 10))
+                    except OSError:
+                        time.sleep(0.001)
+
+        thread = threading.Thread(target=fill)
+
+        def stop():
+            if not done.is_set():
+                done.set()
+                thread.join()
+                os.unlink(path)
+
+        thread.start()
+        try:
+            yield types.SimpleNamespace(stop=stop)
+        finally:
+            stop()
+
     def test_full_during_the_run(self):
         folder = self.mount_tmpfs("size=24m")
         job = self.good_job()
         out = f"{folder}/out.h5"
         process = self.start_and_wait_for_rows(job, out)
-        free = os.statvfs(folder)
-        # What is left is too little for another copy with new rows.
-        with open(f"{folder}/filler", "wb") as filler:
-            try:
-                filler.write(b"\0" * (free.f_bavail * free.f_frsize))
-            except OSError:
-                pass
-        self.check_disk_failure(job, out, process, "No space left",
-                                lambda: os.unlink(f"{folder}/filler"))
+        with self.kept_full(folder) as filler:
+            self.check_disk_failure(job, out, process, "No space left", filler.stop)
 
     def test_dry_run_writes_nothing(self):
         job = self.good_job()
