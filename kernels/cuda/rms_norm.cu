@@ -18,7 +18,8 @@ __device__ __forceinline__ float rms_scale(float own_squares, int width, float e
 }
 
 // Of a thread's elements these stay in registers between the two passes, all loads under way
-// together; a row of few thousand is all latency.
+// together; a row of few thousand is all latency. Three blocks' worth of threads bound the
+// registers, not the blocks: few enough for a block to begin beside one of a linear's.
 constexpr int kHeld = 10;
 
 // What a row's elements are multiplied with. No kernel writes it: it is there before the row is.
