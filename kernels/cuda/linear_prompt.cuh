@@ -11,8 +11,8 @@
 #include "kernels/cuda/device/warpgroup.cuh"
 #include "kernels/cuda/device/weights.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/linear_prompt_tile.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 namespace tandem::cuda::prompt {
 

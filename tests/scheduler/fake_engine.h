@@ -54,10 +54,10 @@ class FakeEngine {
 
   SchedulerLimits limits_;
   std::mt19937 random_;
-  std::vector<std::uint64_t> kv_;  // [num_pages, page_tokens]
-  std::vector<State> slots_;       // [max_sequences]
+  std::vector<std::uint64_t> kv_;                  // [num_pages, page_tokens]
+  std::vector<State> slots_;                       // [max_sequences]
   std::vector<std::vector<std::int32_t>> drafts_;  // [max_sequences][num_drafts]
-  std::vector<State> snapshots_;   // [num_snapshots]
+  std::vector<State> snapshots_;                   // [num_snapshots]
   // What the state after each position of a sequence must be, by index of the sequence.
   std::map<int, std::vector<std::uint64_t>> true_states_;
   std::uint64_t digest_ = 0;
