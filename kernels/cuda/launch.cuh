@@ -5,11 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/types.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_error.h"
 #include "kernels/ops/kv_pages.h"
+#include "kernels/ops/linear.h"
 
 namespace tandem::cuda {
 
@@ -85,6 +87,33 @@ void with_page_type(ops::KvFormat format, const Function& function) {
     function(e4m3{});
   } else {
     with_float_type(ops::kv_dtype(format), function);
+  }
+}
+
+// Calls function(std::integral_constant<WeightFormat, ..>{}) for a format that the matrix units
+// take, which is every one but F32: that one calls nothing.
+template <class Function>
+void with_code_format(ops::WeightFormat format, const Function& function) {
+  using ops::WeightFormat;
+  switch (format) {
+    case WeightFormat::kBf16:
+      return function(std::integral_constant<WeightFormat, WeightFormat::kBf16>{});
+    case WeightFormat::kFp8Block:
+      return function(std::integral_constant<WeightFormat, WeightFormat::kFp8Block>{});
+    case WeightFormat::kFp8Tensor:
+      return function(std::integral_constant<WeightFormat, WeightFormat::kFp8Tensor>{});
+    case WeightFormat::kFp8Channel:
+      return function(std::integral_constant<WeightFormat, WeightFormat::kFp8Channel>{});
+    case WeightFormat::kNvfp4:
+      return function(std::integral_constant<WeightFormat, WeightFormat::kNvfp4>{});
+    case WeightFormat::kMxfp4:
+      return function(std::integral_constant<WeightFormat, WeightFormat::kMxfp4>{});
+    case WeightFormat::kInt8Channel:
+      return function(std::integral_constant<WeightFormat, WeightFormat::kInt8Channel>{});
+    case WeightFormat::kInt8Group:
+      return function(std::integral_constant<WeightFormat, WeightFormat::kInt8Group>{});
+    case WeightFormat::kF32:
+      return;
   }
 }
 

@@ -22,16 +22,9 @@ constexpr int kLoadsInFlight = 8;
 template <WeightFormat kFormat, int kRowTiles>
 inline constexpr int kOutTiles = narrow_out_tiles(kFormat, kRowTiles);
 
-template <WeightFormat kFormat>
-inline constexpr bool kIsNibble =
-    kFormat == WeightFormat::kNvfp4 || kFormat == WeightFormat::kMxfp4;
-template <WeightFormat kFormat>
-inline constexpr bool kHasColumnScales =
-    kFormat == WeightFormat::kFp8Block || kFormat == WeightFormat::kInt8Group;
-
 // Columns of a step: what the four lanes of a row load.
 template <WeightFormat kFormat>
-inline constexpr int kLaneColumns = 8 * WeightRows<kFormat>::kGroups;
+inline constexpr int kLaneColumns = lane_columns(kFormat);
 template <WeightFormat kFormat>
 inline constexpr int kStepColumns = 4 * kLaneColumns<kFormat>;
 
@@ -90,8 +83,8 @@ struct Lane {
     for (int i = 0; i < kRows; ++i) {
       out[i] = min(std::int64_t{block} * (8 * kRows) + g + 8 * i, weight.out_features - 1);
       w[i] = Weight::row(weight, out[i]);
-      if constexpr (kIsNibble<kFormat>) scales[i] = Weight::scale_row(weight, out[i]);
-      if constexpr (kHasColumnScales<kFormat>) {
+      if constexpr (is_nibble(kFormat)) scales[i] = Weight::scale_row(weight, out[i]);
+      if constexpr (has_column_scales(kFormat)) {
         const auto per_row = divide_up(weight.in_features, weight.block_cols);
         first_scale[i] = static_cast<int>(out[i]) / weight.block_rows * per_row;
       }
@@ -104,7 +97,7 @@ struct Lane {
     x_is_aligned = reinterpret_cast<std::uintptr_t>(args.x) % 16 == 0 && args.x_stride % 8 == 0;
   }
   __device__ typename Weight::Scales load_scales(int i, std::int64_t k) const {
-    return Weight::scales(kIsNibble<kFormat> ? scales[i] : nullptr, k);
+    return Weight::scales(is_nibble(kFormat) ? scales[i] : nullptr, k);
   }
 };
 
@@ -263,27 +256,12 @@ __device__ __forceinline__ void run_range(const ops::LinearWeight& weight,
   multiply<kFormat, kRowTiles>(raw, scales, rows, sums);
 }
 
-// The factor of an output's sum where there is one for all columns.
-template <WeightFormat kFormat>
-__device__ __forceinline__ float sum_factor(const ops::LinearWeight& w, std::int64_t out) {
-  switch (kFormat) {
-    case WeightFormat::kFp8Channel:
-    case WeightFormat::kInt8Channel:
-      return scale_value(w.scales, w.scale_dtype, out);
-    case WeightFormat::kFp8Tensor:
-    case WeightFormat::kNvfp4:
-      return w.scale_2;
-    default:
-      return 1.0f;
-  }
-}
-
 template <WeightFormat kFormat, int kRowTiles>
 __device__ __forceinline__ void run_strand(const ops::LinearWeight& weight,
                                            const LinearOrder& order,
                                            const Lane<kFormat, kRowTiles>& lane, std::int64_t begin,
                                            std::int64_t end, Sums<kFormat, kRowTiles>& sums) {
-  if constexpr (kHasColumnScales<kFormat>) {
+  if constexpr (has_column_scales(kFormat)) {
     // The scales that checkpoints use cover 128 columns.
     constexpr int kScaleSteps = 128 / kStepColumns<kFormat>;
     constexpr int kSteps = kLoadsInFlight / Lane<kFormat, kRowTiles>::kRows;
@@ -452,26 +430,8 @@ void linear_narrow(const CudaBackend& backend, std::span<const ops::LinearArgs> 
   for (std::size_t i = 0; i < group.size(); ++i) {
     args.outputs[i] = {group[i].weight, group[i].y, group[i].y_dtype, group[i].y_stride, 0};
   }
-  switch (first.weight.format) {
-    case WeightFormat::kBf16:
-      return run_rows<WeightFormat::kBf16>(backend, args, order, plan);
-    case WeightFormat::kFp8Block:
-      return run_rows<WeightFormat::kFp8Block>(backend, args, order, plan);
-    case WeightFormat::kFp8Tensor:
-      return run_rows<WeightFormat::kFp8Tensor>(backend, args, order, plan);
-    case WeightFormat::kFp8Channel:
-      return run_rows<WeightFormat::kFp8Channel>(backend, args, order, plan);
-    case WeightFormat::kNvfp4:
-      return run_rows<WeightFormat::kNvfp4>(backend, args, order, plan);
-    case WeightFormat::kMxfp4:
-      return run_rows<WeightFormat::kMxfp4>(backend, args, order, plan);
-    case WeightFormat::kInt8Channel:
-      return run_rows<WeightFormat::kInt8Channel>(backend, args, order, plan);
-    case WeightFormat::kInt8Group:
-      return run_rows<WeightFormat::kInt8Group>(backend, args, order, plan);
-    case WeightFormat::kF32:
-      return;  // plan_linear() never sends them here
-  }
+  with_code_format(first.weight.format,
+                   [&](auto format) { run_rows<format()>(backend, args, order, plan); });
 }
 
 }  // namespace tandem::cuda

@@ -19,27 +19,7 @@ std::int64_t divide_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1
 // Columns under one scale that the matrix units sum before it is applied; 0: all, or none because
 // the scale is part of the operand (FP4: code times block scale is exact in bf16).
 std::int64_t scale_columns(const ops::LinearWeight& w) {
-  switch (w.format) {
-    case WeightFormat::kFp8Block:
-    case WeightFormat::kInt8Group:
-      return w.block_cols;
-    default:
-      return 0;
-  }
-}
-
-// Columns of the codes that a lane loads at once, 16 bytes.
-int lane_columns(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kNvfp4:
-    case WeightFormat::kMxfp4:
-      return 32;
-    case WeightFormat::kBf16:
-    case WeightFormat::kF32:
-      return 8;
-    default:
-      return 16;
-  }
+  return has_column_scales(w.format) ? w.block_cols : 0;
 }
 
 bool tensor_path_serves(const ops::LinearWeight& w, DType x_dtype, int num_leaves) {

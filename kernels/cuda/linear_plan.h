@@ -19,6 +19,20 @@ inline constexpr int kLinearStep = 32;      // columns of a step of bf16
 inline constexpr int kLinearTileOuts = 16;  // outputs of one matrix instruction
 inline constexpr int kLinearTileRows = 8;   // rows of x of one matrix instruction
 
+constexpr bool is_nibble(ops::WeightFormat format) {
+  return format == ops::WeightFormat::kNvfp4 || format == ops::WeightFormat::kMxfp4;
+}
+// Scales that vary along a row and are applied to sums.
+constexpr bool has_column_scales(ops::WeightFormat format) {
+  return format == ops::WeightFormat::kFp8Block || format == ops::WeightFormat::kInt8Group;
+}
+// Columns of the codes that a lane loads at once, 16 bytes.
+constexpr int lane_columns(ops::WeightFormat format) {
+  if (is_nibble(format)) return 32;
+  const bool plain = format == ops::WeightFormat::kBf16 || format == ops::WeightFormat::kF32;
+  return plain ? 8 : 16;
+}
+
 enum class LinearPath {
   kTensor,
   kPlain,  // fp32 multiply-adds: F32 operands, and layouts that cannot be loaded 16 bytes at a time
@@ -49,9 +63,7 @@ inline constexpr int kWideOuts = 128;
 constexpr int narrow_out_tiles(ops::WeightFormat format, int row_tiles) {
   if (row_tiles == 1) return 1;
   // Sums under a scale double the registers.
-  const bool has_column_scales =
-      format == ops::WeightFormat::kFp8Block || format == ops::WeightFormat::kInt8Group;
-  return row_tiles > 2 && has_column_scales ? 1 : 2;
+  return row_tiles > 2 && has_column_scales(format) ? 1 : 2;
 }
 constexpr int narrow_max_warps(int row_tiles) { return row_tiles == 1 ? 16 : 8; }
 

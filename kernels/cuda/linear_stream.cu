@@ -162,7 +162,6 @@ void run_rows(const CudaBackend& backend, const Args& args) {
 
 void linear_stream(const CudaBackend& backend, std::span<const ops::LinearArgs> group,
                    const LinearOrder& order) {
-  using ops::WeightFormat;
   const ops::LinearArgs& first = group.front();
   stream::Args args{};
   args.num_outputs = static_cast<int>(group.size());
@@ -182,26 +181,8 @@ void linear_stream(const CudaBackend& backend, std::span<const ops::LinearArgs> 
         tile_map(w.data, w.out_features, units, units, args.plan.box_rows[i], kTileColumns);
     args.outputs[i] = {w, group[i].y, group[i].y_dtype, group[i].y_stride};
   }
-  switch (first.weight.format) {
-    case WeightFormat::kBf16:
-      return stream::run_rows<WeightFormat::kBf16>(backend, args);
-    case WeightFormat::kFp8Block:
-      return stream::run_rows<WeightFormat::kFp8Block>(backend, args);
-    case WeightFormat::kFp8Tensor:
-      return stream::run_rows<WeightFormat::kFp8Tensor>(backend, args);
-    case WeightFormat::kFp8Channel:
-      return stream::run_rows<WeightFormat::kFp8Channel>(backend, args);
-    case WeightFormat::kNvfp4:
-      return stream::run_rows<WeightFormat::kNvfp4>(backend, args);
-    case WeightFormat::kMxfp4:
-      return stream::run_rows<WeightFormat::kMxfp4>(backend, args);
-    case WeightFormat::kInt8Channel:
-      return stream::run_rows<WeightFormat::kInt8Channel>(backend, args);
-    case WeightFormat::kInt8Group:
-      return stream::run_rows<WeightFormat::kInt8Group>(backend, args);
-    case WeightFormat::kF32:
-      return;  // stream_serves() refuses them
-  }
+  with_code_format(first.weight.format,
+                   [&](auto format) { stream::run_rows<format()>(backend, args); });
 }
 
 }  // namespace tandem::cuda

@@ -18,18 +18,8 @@ inline constexpr int kStreamMaxTiles = 9;   // of 16 outputs that a block works 
 // Strands that the table in shared memory has room for beyond the last, none of which exists.
 inline constexpr int kStreamSpareStrands = 8;
 
-// Of a weight row in a chunk: 128 bytes, two of the steps of linear_plan.h.
-constexpr int stream_chunk_columns(ops::WeightFormat format) {
-  switch (format) {
-    case ops::WeightFormat::kBf16:
-      return 64;
-    case ops::WeightFormat::kNvfp4:
-    case ops::WeightFormat::kMxfp4:
-      return 256;
-    default:
-      return 128;
-  }
-}
+// Of a weight row in a chunk: 128 bytes, what four lanes load in two steps.
+constexpr int stream_chunk_columns(ops::WeightFormat format) { return 8 * lane_columns(format); }
 
 struct StreamPlan {
   int grid = 0;

@@ -39,10 +39,8 @@ struct Shape {
   static constexpr int kStep = kChunk / 2;
   static constexpr int kXTiles = kChunk / kTileColumns;
   static constexpr int kXTileBytes = kRowTiles * kLinearTileRows * kTileRowBytes;
-  static constexpr bool kIsNibble =
-      kFormat == WeightFormat::kNvfp4 || kFormat == WeightFormat::kMxfp4;
-  static constexpr bool kHasColumnScales =
-      kFormat == WeightFormat::kFp8Block || kFormat == WeightFormat::kInt8Group;
+  static constexpr bool kIsNibble = is_nibble(kFormat);
+  static constexpr bool kHasColumnScales = has_column_scales(kFormat);
   static constexpr int kStrandScales = kIsNibble || kHasColumnScales ? 4 : 0;
   static constexpr int kMaxChunks = 512 / kChunk;  // of a strand
 };

@@ -93,17 +93,13 @@ class RowScales {
     const ops::LinearWeight& w = args.outputs[row.linear].weight;
     if constexpr (S::kIsNibble) {
       scales_[half] = Weight::scale_row(w, row.out);
-      factor_[half] = kFormat == WeightFormat::kNvfp4 ? w.scale_2 : 1.0f;
     } else if constexpr (S::kHasColumnScales) {
       dtype_ = w.scale_dtype;  // one of all linears of a launch
       const std::int64_t per_row = divide_up(w.in_features, w.block_cols);
       scales_[half] = static_cast<const uint8_t*>(w.scales) +
                       row.out / w.block_rows * per_row * scale_bytes(dtype_);
-    } else if constexpr (kFormat == WeightFormat::kFp8Tensor) {
-      factor_[half] = w.scale_2;
-    } else if constexpr (kFormat != WeightFormat::kBf16) {
-      factor_[half] = scale_value(w.scales, w.scale_dtype, row.out);
     }
+    if constexpr (!S::kHasColumnScales) factor_[half] = sum_factor<kFormat>(w, row.out);
   }
   __device__ __forceinline__ float factor(int half) const { return factor_[half]; }
 

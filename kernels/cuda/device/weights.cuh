@@ -61,6 +61,21 @@ __device__ inline float scale_value(const void* scales, DType dtype, int64_t i) 
   }
 }
 
+// The factor of an output's sum where there is one for all columns.
+template <ops::WeightFormat kFormat>
+__device__ __forceinline__ float sum_factor(const ops::LinearWeight& w, int64_t out) {
+  switch (kFormat) {
+    case ops::WeightFormat::kFp8Channel:
+    case ops::WeightFormat::kInt8Channel:
+      return scale_value(w.scales, w.scale_dtype, out);
+    case ops::WeightFormat::kFp8Tensor:
+    case ops::WeightFormat::kNvfp4:
+      return w.scale_2;
+    default:
+      return 1.0f;
+  }
+}
+
 // The scale over (row, column) of a format that has block, group or channel scales.
 __device__ inline float scale_at(const ops::LinearWeight& w, int64_t row, int64_t column) {
   if (w.format == ops::WeightFormat::kFp8Channel || w.format == ops::WeightFormat::kInt8Channel) {
