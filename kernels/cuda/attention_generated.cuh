@@ -1,25 +1,27 @@
 // Paged attention of generated rows, over BF16 or FP8 pages. A block owns a unit - up to 32
 // columns, pairs of row and head of one KV head - and one span of its context at a time:
 //   scores [keys, columns] = K Q^T,   values [dims, columns] = V^T P^T
-// A step is 32 or 64 keys. Its four warps share the keys while they are scored; the scores meet in
-// shared memory, and with them each warp weighs the values of all keys in its share of the
-// dimensions. So nothing is joined inside a block, and a warp's values are few registers. The
-// probabilities go to the matrix units as two bf16 numbers, which keep 16 bits of them. Columns are
-// independent there, so a column's result does not depend on its neighbours.
+// A strand of the block, which is a warp or two, takes every fourth step of a span for itself: it
+// brings the step's keys and values, scores the keys, softens the scores and weighs the values, all
+// in registers. Scores come out of the matrix units with columns side by side, as values do, so
+// factors of columns are where they are needed; to become an operand probabilities are transposed
+// within the warp, as two bf16 numbers each, which keep 16 bits of them. Strands are joined where a
+// span ends, in their order. Columns are independent in all of this, so a column's result does not
+// depend on its neighbours, nor on how many there are.
 //
-// The grid stays and walks over all units and spans; the ring that keys and values come through
-// stays full meanwhile. A span's part goes to scratch memory; the last block to finish a span of a
+// The grid stays and walks over all units and spans; the rings that keys and values come through
+// stay full meanwhile. A span's part goes to scratch memory; the last block to finish a span of a
 // bundle joins the bundle, the last to finish a bundle joins those. A segment for which there is no
 // scratch memory is worked on unit by unit, in the same order.
 //
 // FP8 codes become bf16 on their way from shared memory to the matrix units, where they are exact;
-// a key's scale multiplies its scores, a value's its probabilities. Every code is read by one warp.
+// a key's scale multiplies its scores, a value's its probabilities.
 //
-// What bounds it: on an H200 a processor's share of the bandwidth brings a step's 32 KB in 0.9 us.
-// A block takes about half a microsecond of latencies for a step, one for handing over a span's
-// part, two for a join; with two or three blocks on a processor, and a ring that goes on filling,
-// none of them leaves the memory idle. A short context of one sequence is all latency, at the start
-// segments, page table and keys, one after the other, at the end parts: its spans are few.
+// What bounds it: on an H200 a processor's share of the bandwidth brings a step of 16 keys of 256
+// dimensions, 16 KB, in 0.5 us. A warp takes about one for it, nearly all of them latencies of its
+// own; eight do so at a time. With FP8 a step is 32 keys and four times the instructions, half of
+// what the processor starts in that time. A short context of one sequence is all latency, at the
+// start segments, page table and keys, one after the other, at the end parts: its spans are few.
 #pragma once
 
 #include "kernels/cuda/attention_operands.cuh"
@@ -32,309 +34,285 @@
 
 namespace tandem::cuda {
 
-// What a stage of the ring holds.
-struct Stage {
-  const uint4* pieces;
-  const float* scales;  // FP8: of its keys or values
-};
-
-// A warp's scores of a step, of 16 keys and a part of the dimensions, to shared memory.
+// A step's scores: lane (g, t) has, of every 16 keys, g and g + 8 in columns 2t and 2t + 1.
 template <class S>
-__device__ __forceinline__ void score_step(const Stage& stage, const Queries<S>& q, float* scores) {
-  const int lane = lane_of_warp(), warp = warp_of_block();
-  const int first_key = warp % S::kKeyTiles * 16, part = warp / S::kKeyTiles;
-  float sums[2][S::kTiles][4] = {};  // two chains: one instruction need not wait for the last
+using Scores = float[S::kKeyTiles][S::kTiles][4];
+// Its probabilities as operands: of every 16 keys {high, high of the upper eight, low, low of
+// those}.
+template <class S>
+using Weights = uint4[S::kKeyTiles][S::kTiles];
+
+template <class S>
+__device__ __forceinline__ void score_step(uint32_t keys, const Queries<S>& queries,
+                                           Scores<S>& scores) {
+  Scores<S> halves[2] = {};  // two chains: one instruction need not wait for the last
+  KeyOperands<S> k(keys);
 #pragma unroll
   for (int i = 0; i < S::kScoreGroups; ++i) {
-    KeyOperands<S> k;
-    k.load_all(stage.pieces, first_key, part, i);
+    uint32_t q[S::kTiles][4];
+    queries.get(i, q);
 #pragma unroll
-    for (int chain = 0; chain < 2; ++chain) {
-      k.load(stage.pieces, first_key, part, i, chain);
+    for (int tile = 0; tile < S::kKeyTiles; ++tile) {
+      k.load_all(tile, i);
 #pragma unroll
-      for (int c = 0; c < S::kTiles; ++c) {
-        mma_m16n8k16(sums[chain][c], k.words[0], k.words[1], k.words[2], k.words[3],
-                     q.words[c][i][2 * chain], q.words[c][i][2 * chain + 1]);
+      for (int chain = 0; chain < 2; ++chain) {
+        k.load(tile, i, chain);
+#pragma unroll
+        for (int c = 0; c < S::kTiles; ++c) {
+          mma_m16n8k16(halves[chain][tile][c], k.words[0], k.words[1], k.words[2], k.words[3],
+                       q[c][2 * chain], q[c][2 * chain + 1]);
+        }
       }
     }
   }
-  float scale[2];
-  if constexpr (S::kCodes) {
-    scale[0] = stage.scales[first_key + lane / 4];
-    scale[1] = stage.scales[first_key + lane / 4 + 8];
-  }
 #pragma unroll
-  for (int c = 0; c < S::kTiles; ++c) {
+  for (int tile = 0; tile < S::kKeyTiles; ++tile) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int column = part * S::kColumns + c * 8 + 2 * (lane % 4) + j;
-      float* to = scores + column * S::kScorePitch + first_key + lane / 4;
-      const float low = sums[0][c][j] + sums[1][c][j];
-      const float high = sums[0][c][2 + j] + sums[1][c][2 + j];
-      to[0] = S::kCodes ? low * scale[0] : low;
-      to[8] = S::kCodes ? high * scale[1] : high;
+    for (int c = 0; c < S::kTiles; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        scores[tile][c][i] = halves[0][tile][c][i] + halves[1][tile][c][i];
     }
   }
 }
 
-// The softmax of one column by four lanes: lane (g, t) has column g of a tile, and of every 16 keys
-// 2t, 2t + 1, 2t + 8 and 2t + 9, which is how the second product takes its operand.
+// The running softmax of a warp's columns over the steps of its strand. All lanes of a column know
+// its largest score; each sums its own keys, until the end.
 template <class S>
 struct Softmax {
-  SoftmaxPart part;  // sum of this lane's keys, until the end
-  int end;           // the column sees indices below; 0: it does not exist
+  SoftmaxPart part[S::kTiles][2];
+  int end[S::kTiles][2];  // the column sees indices below; 0: it does not exist
 
-  __device__ Softmax(const GeneratedPlan& plan, const Unit& unit, int tile) {
-    const int column = tile * 8 + lane_of_warp() / 4;
-    end = unit.has(plan, column) ? unit.first_position + column / plan.heads_per_unit + 1 : 0;
-  }
-
-  // Scores become probabilities relative to the running maximum, for the operands {high, high of
-  // the upper eight keys, low, low of those}; FP8: times the values' scales. Returns the factor of
-  // what was weighed before.
-  __device__ __forceinline__ float soften(const ops::PagedAttentionArgs& a, const float* scores,
-                                          const float* scales, int tile, int first_key,
-                                          uint4 (&weights)[S::kKeyTiles]) {
-    const int lane = lane_of_warp();
-    const float* from = scores + (tile * 8 + lane / 4) * S::kScorePitch + lane % 4 * 2;
-    const float factor = a.scale * kLog2E;
-    float p[S::kKeyTiles][4];
-    float largest = -kInfinity;
+  __device__ Softmax(const GeneratedPlan& plan, const Unit& unit) {
 #pragma unroll
-    for (int k = 0; k < S::kKeyTiles; ++k) {
+    for (int c = 0; c < S::kTiles; ++c) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int at = k * 16 + i * 8;
-        float2 pair = *reinterpret_cast<const float2*>(from + at);
-#pragma unroll
-        for (int part = 1; part < S::kScoreParts; ++part) {
-          const float2 more =
-              *reinterpret_cast<const float2*>(from + at + part * S::kColumns * S::kScorePitch);
-          pair.x += more.x;
-          pair.y += more.y;
-        }
-        const int index = first_key + at + lane % 4 * 2;
-        const bool first_seen = index >= a.first_index && index < end;
-        const bool second_seen = index + 1 >= a.first_index && index + 1 < end;
-        p[k][2 * i] = first_seen ? pair.x * factor : -kInfinity;
-        p[k][2 * i + 1] = second_seen ? pair.y * factor : -kInfinity;
-        largest = fmaxf(largest, fmaxf(p[k][2 * i], p[k][2 * i + 1]));
+      for (int j = 0; j < 2; ++j) {
+        const int column = TilePart<S>::column(place_in_team() * S::kTiles + c, j);
+        end[c][j] =
+            unit.has(plan, column) ? unit.first_position + column / plan.heads_per_unit + 1 : 0;
       }
     }
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
-    const float rescale = raise(largest, part);
-    const float relative_to = base(part);
-    float sum = 0;
-#pragma unroll
-    for (int k = 0; k < S::kKeyTiles; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) p[k][i] = exp2f(p[k][i] - relative_to);
-      sum += (p[k][0] + p[k][1]) + (p[k][2] + p[k][3]);
-      if constexpr (S::kCodes) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float2 scale =
-              *reinterpret_cast<const float2*>(scales + k * 16 + i * 8 + lane % 4 * 2);
-          p[k][2 * i] *= scale.x;
-          p[k][2 * i + 1] *= scale.y;
-        }
-      }
-      const SplitPair lower = split_pair(p[k][0], p[k][1]);
-      const SplitPair upper = split_pair(p[k][2], p[k][3]);
-      weights[k] = {lower.high, upper.high, lower.low, upper.low};
-    }
-    part.sum = fmaf(part.sum, rescale, sum);
-    return rescale;
   }
 
-  // Of all keys, for a span's header.
-  __device__ __forceinline__ float2 header() const {
-    float sum = part.sum;
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    return make_float2(part.max, sum);
+  // Scores become probabilities relative to the running maximum, in FP8 times the values' scales;
+  // `factors` are those of what was weighed before.
+  __device__ __forceinline__ void soften(const ops::PagedAttentionArgs& a, const float* scales,
+                                         int first_key, Scores<S>& scores, Weights<S>& weights,
+                                         float (&factors)[S::kTiles][2]) {
+    const int g = lane_of_warp() / 4;
+#pragma unroll
+    for (int c = 0; c < S::kTiles; ++c) {
+      float largest[2] = {-kInfinity, -kInfinity};
+#pragma unroll
+      for (int tile = 0; tile < S::kKeyTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int key = tile * 16 + i / 2 * 8 + g, j = i % 2;
+          const float factor = S::kCodes ? a.scale * kLog2E * scales[key] : a.scale * kLog2E;
+          const int index = first_key + key;
+          const bool seen = index >= a.first_index && index < end[c][j];
+          float& score = scores[tile][c][i];
+          score = seen ? score * factor : -kInfinity;
+          largest[j] = fmaxf(largest[j], score);
+        }
+      }
+#pragma unroll
+      for (int distance = 4; distance < kWarp; distance *= 2) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          largest[j] = fmaxf(largest[j], __shfl_xor_sync(kAllLanes, largest[j], distance));
+        }
+      }
+      float sums[2] = {};
+#pragma unroll
+      for (int j = 0; j < 2; ++j) factors[c][j] = raise(largest[j], part[c][j]);
+#pragma unroll
+      for (int tile = 0; tile < S::kKeyTiles; ++tile) {
+        float p[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          p[i] = exp2f(scores[tile][c][i] - base(part[c][i % 2]));
+          sums[i % 2] += p[i];
+          if constexpr (S::kCodes) p[i] *= scales[S::kStepKeys + tile * 16 + i / 2 * 8 + g];
+        }
+        const SplitPair lower = split_pair(p[0], p[1]), upper = split_pair(p[2], p[3]);
+        weights[tile][c] = {transpose_matrix(lower.high), transpose_matrix(upper.high),
+                            transpose_matrix(lower.low), transpose_matrix(upper.low)};
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        part[c][j].sum = fmaf(part[c][j].sum, factors[c][j], sums[j]);
+      }
+    }
+  }
+
+  // {largest score, sum} of a lane's two columns of tile c, of all keys.
+  __device__ __forceinline__ float4 header(int c) const {
+    float sums[2] = {part[c][0].sum, part[c][1].sum};
+#pragma unroll
+    for (int distance = 4; distance < kWarp; distance *= 2) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) sums[j] += __shfl_xor_sync(kAllLanes, sums[j], distance);
+    }
+    return make_float4(part[c][0].max, sums[0], part[c][1].max, sums[1]);
   }
 };
 
-// A warp's values: all columns, its share of the dimensions; words as in TilePart.
+// A warp's values: its columns, all dimensions; words as in TilePart.
 template <class S>
 struct Values {
   float words[S::kDimTiles][S::kTiles][4] = {};
 
-  // Brings a tile's columns to a new maximum: factors of columns 2t and 2t + 1.
-  __device__ __forceinline__ void rescale(int c, float even, float odd) {
+  // Brings the columns to new maxima. Times 1 changes no bit.
+  __device__ __forceinline__ void rescale(const float (&factors)[S::kTiles][2]) {
 #pragma unroll
-    for (int m = 0; m < S::kDimTiles; ++m) {
-      words[m][c][0] *= even;
-      words[m][c][1] *= odd;
-      words[m][c][2] *= even;
-      words[m][c][3] *= odd;
-    }
-  }
-
-  // Adds 16 keys' values.
-  __device__ __forceinline__ void weigh(const uint4* values, int k,
-                                        const uint4 (&weights)[S::kTiles]) {
-    ValueOperands<S> v;
-#pragma unroll
-    for (int m = 0; m < S::kDimTiles; ++m) {
-      v.load(values, k, m, TilePart<S>::dim_tile(m));
-#pragma unroll
-      for (int c = 0; c < S::kTiles; ++c) {
-        mma_m16n8k16(words[m][c], v.words[0], v.words[1], v.words[2], v.words[3], weights[c].x,
-                     weights[c].y);
-        mma_m16n8k16(words[m][c], v.words[0], v.words[1], v.words[2], v.words[3], weights[c].z,
-                     weights[c].w);
-      }
-    }
-  }
-
-  // Tile c is picked rather than indexed: these lie in registers.
-  __device__ __forceinline__ TilePart<S> tile(int c, const float2* headers) const {
-    TilePart<S> picked;
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float2 header = headers[TilePart<S>::column(c, j)];
-      picked.part[j] = {header.x, header.y};
-    }
-#pragma unroll
-    for (int each = 0; each < S::kTiles; ++each) {
+    for (int c = 0; c < S::kTiles; ++c) {
+      const bool changes = factors[c][0] != 1.0f || factors[c][1] != 1.0f;
+      if (!__any_sync(kAllLanes, changes)) continue;
 #pragma unroll
       for (int m = 0; m < S::kDimTiles; ++m) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (each == c) picked.values[m][i] = words[m][each][i];
+        for (int i = 0; i < 4; ++i) words[m][c][i] *= factors[c][i % 2];
+      }
+    }
+  }
+
+  // Adds a step's values.
+  __device__ __forceinline__ void weigh(uint32_t values, const Weights<S>& weights) {
+    constexpr int kAtOnce = 4 / S::kTiles;  // products of a tile wait for each other
+    ValueOperands<S> v(values);
+#pragma unroll
+    for (int tile = 0; tile < S::kKeyTiles; ++tile) {
+#pragma unroll
+      for (int first = 0; first < S::kDimTiles; first += kAtOnce) {
+        uint32_t of_dims[kAtOnce][4];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) v.load(tile, first + i, of_dims[i]);
+#pragma unroll
+        for (int low = 0; low < 2; ++low) {
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            const uint32_t(&d)[4] = of_dims[i];
+#pragma unroll
+            for (int c = 0; c < S::kTiles; ++c) {
+              const uint4& w = weights[tile][c];
+              mma_m16n8k16(words[first + i][c], d[0], d[1], d[2], d[3], low ? w.z : w.x,
+                           low ? w.w : w.y);
+            }
+          }
         }
       }
     }
-    return picked;
   }
 };
 
-// One step once its keys are scored. Warp w softens tile w for all warps; a single tile every warp
-// softens for itself, which saves a barrier.
-template <class S>
-__device__ __forceinline__ void weigh_step(const ops::PagedAttentionArgs& a, const Shared<S>& s,
-                                           int first_key, const Stage& stage, Softmax<S>& softmax,
-                                           Values<S>& values) {
-  const int lane = lane_of_warp();
-  if constexpr (S::kTiles == 1) {
-    uint4 weights[S::kKeyTiles];
-    const float factor = softmax.soften(a, s.scores, stage.scales, 0, first_key, weights);
-    if (__any_sync(kAllLanes, factor != 1.0f)) {  // times 1 changes no bit
-      const int column = lane % 4 * 2;
-      const float even = __shfl_sync(kAllLanes, factor, column * 4);
-      const float odd = __shfl_sync(kAllLanes, factor, column * 4 + 4);
-      values.rescale(0, even, odd);
-    }
+// What a unit's end of a span leaves behind, of one tile of columns after the other: strands leave
+// their values for each other in the slots that they have used last. take(tile, part) is called by
+// the warps whose tile it is.
+template <class S, class Take>
+__device__ __forceinline__ void join_strands(const StrandStream<S>& stream, float4* headers,
+                                             const Softmax<S>& softmax, const Values<S>& values,
+                                             const Take& take) {
+  const int lane = lane_of_warp(), strand = strand_of_warp();
+  if constexpr (S::kTeam > 1) meet_team<S>();  // all of it have used the slot
 #pragma unroll
-    for (int k = 0; k < S::kKeyTiles; ++k) {
-      const uint4 of_keys[1] = {weights[k]};
-      values.weigh(stage.pieces, k, of_keys);
-    }
-  } else {
-    const int own = warp_of_block();
-    if (own < S::kTiles) {
-      uint4 weights[S::kKeyTiles];
-      const float factor = softmax.soften(a, s.scores, stage.scales, own, first_key, weights);
-      if (lane % 4 == 0) s.factors[own * 8 + lane / 4] = factor;
+  for (int c = 0; c < S::kTiles; ++c) {
+#pragma unroll 1
+    for (int place = 0; place < S::kTeam; ++place) {
+      const bool own = place == place_in_team();
+      if (c > 0 || place > 0) __syncthreads();  // the tile before has been read
+      if (own) {
+        const float4 header = softmax.header(c);
+        if (lane < 4) headers[strand * 4 + lane] = header;
+        float4* to = stream.slot_of(strand) + lane;
 #pragma unroll
-      for (int k = 0; k < S::kKeyTiles; ++k) {
-        s.weights[(own * S::kKeyTiles + k) * kWarp + lane] = weights[k];
+        for (int m = 0; m < S::kDimTiles; ++m) {
+          const float(&v)[4] = values.words[m][c];
+          to[m * kWarp] = make_float4(v[0], v[1], v[2], v[3]);
+        }
       }
-    }
-    __syncthreads();  // factors and weights are there
+      __syncthreads();  // all strands' values are there
+      if (!own) continue;
+      TilePart<S> joined;
 #pragma unroll
-    for (int c = 0; c < S::kTiles; ++c) {
-      const float2 factor = *reinterpret_cast<const float2*>(s.factors + TilePart<S>::column(c, 0));
-      const bool changes = factor.x != 1.0f || factor.y != 1.0f;
-      if (__any_sync(kAllLanes, changes)) values.rescale(c, factor.x, factor.y);
-    }
+      for (int from = 0; from < kStrands; ++from) {
+        TilePart<S> more;
+        more.set_header(headers[from * 4 + lane % 4]);
 #pragma unroll
-    for (int k = 0; k < S::kKeyTiles; ++k) {
-      uint4 of_keys[S::kTiles];
-#pragma unroll
-      for (int c = 0; c < S::kTiles; ++c) {
-        of_keys[c] = s.weights[(c * S::kKeyTiles + k) * kWarp + lane];
+        for (int m = 0; m < TilePart<S>::kDimTiles; ++m) {
+          more.set_values(m, stream.slot_of(from)[TilePart<S>::dim_tile(m) * kWarp + lane]);
+        }
+        joined.add(more);
       }
-      values.weigh(stage.pieces, k, of_keys);
+      take(c, joined);
     }
   }
 }
 
-// The joins that the last block to finish a span of a bundle completes. A function of its own, so
-// that the registers of what is under way are those of memory accesses here, of products elsewhere.
+// After a span that others share has been put into scratch memory: the joins that this completes,
+// of its bundle and then of all bundles.
 template <class S>
-__device__ __noinline__ void join_bundle(const ops::PagedAttentionArgs& a,
-                                         const GeneratedPlan& plan, const Unit& unit,
-                                         unsigned* arrivals) {
-  const Parts<S> parts(a, plan);
-  const Bundle bundle(unit);
-#pragma unroll 1
-  for (int c = 0; c < S::kTiles; ++c) {
-    const TilePart<S> part = parts.join_all(parts.at(bundle.place, bundle.first % kBundleSpans),
-                                            parts.stride, bundle.spans, c);
-    if (unit.num_bundles == 1) {
-      write_tile(a, plan, unit, c, part);
-    } else {
-      parts.put(parts.at(bundle.place, kBundleSpans), c, part);
-    }
-  }
-  if (unit.num_bundles == 1) return;
-  if (!last_to_arrive(arrivals + plan.bundles + unit.first_bundle, unit.num_bundles)) return;
-#pragma unroll 1
-  for (int c = 0; c < S::kTiles; ++c) {
-    write_tile(a, plan, unit, c,
-               parts.join_all(parts.at(unit.first_bundle, kBundleSpans),
-                              kBundleParts * parts.stride, unit.num_bundles, c));
-  }
-}
-
-// A span that others share: its part to scratch memory, and the joins that it completes.
-template <class S>
-__device__ __forceinline__ void share_span(const ops::PagedAttentionArgs& a,
+__device__ __forceinline__ void join_parts(const ops::PagedAttentionArgs& a,
                                            const GeneratedPlan& plan, const Unit& unit,
-                                           const float2* headers, const Values<S>& values,
                                            unsigned* arrivals) {
   const Parts<S> parts(a, plan);
   const Bundle bundle(unit);
-  float* own = parts.at(bundle.place, unit.span % kBundleSpans);
-#pragma unroll
-  for (int c = 0; c < S::kTiles; ++c) parts.put(own, c, values.tile(c, headers));
-  if (last_to_arrive(arrivals + bundle.place, bundle.spans)) {
-    join_bundle<S>(a, plan, unit, arrivals);
+  unsigned* counter = arrivals + bundle.place;
+  float* from = parts.at(bundle.place, bundle.first % kBundleSpans);
+  std::int64_t distance = parts.stride;
+  int count = bundle.spans;
+  bool last_level = unit.num_bundles == 1;
+  const int first_tile = place_in_team() * S::kTiles;
+#pragma unroll 1
+  while (last_to_arrive(counter, count)) {
+#pragma unroll 1
+    for (int tile = first_tile; tile < first_tile + S::kTiles; ++tile) {
+      const TilePart<S> joined = parts.join_all(from, distance, count, tile);
+      if (last_level) {
+        write_tile(a, plan, unit, tile, joined);
+      } else {
+        parts.put(parts.at(bundle.place, kBundleSpans), tile, joined);
+      }
+    }
+    if (last_level) return;
+    last_level = true;
+    counter = arrivals + plan.bundles + unit.first_bundle;
+    from = parts.at(unit.first_bundle, kBundleSpans);
+    distance = kBundleParts * parts.stride;
+    count = unit.num_bundles;
   }
 }
 
-// The spans of a unit that one block takes alone, joined as share_span() does. One object for each
-// thread; loops over its parts stay loops, so that it lies in local memory, out of the way of the
-// registers that the products need.
+// The spans of a unit that one block takes alone, joined as blocks that share them do. One object
+// for each thread; loops over its parts stay loops, so that it lies in local memory, out of the way
+// of the registers that the products need.
 template <class S>
 struct AloneJoin {
   TilePart<S> joins[2 * S::kTiles];  // of each tile the bundle's, then all bundles'
 
-  __device__ __forceinline__ void add_span(const ops::PagedAttentionArgs& a,
-                                           const GeneratedPlan& plan, const Unit& unit,
-                                           const float2* headers, const Values<S>& values) {
-    if (unit.span == unit.first_span) {
+  __device__ __forceinline__ void begin_unit() {
 #pragma unroll 1
-      for (int i = 0; i < 2 * S::kTiles; ++i) joins[i] = TilePart<S>{};
+    for (int i = 0; i < 2 * S::kTiles; ++i) joins[i] = TilePart<S>{};
+  }
+
+  __device__ __forceinline__ void add(const Unit& unit, int c, TilePart<S> part) {
+    const bool ends_bundle = unit.ends() || (unit.span + 1) % kBundleSpans == 0;
+#pragma unroll 1
+    for (int level = 0; level < 2; ++level) {
+      TilePart<S>& to = joins[2 * c + level];
+      to.add(part);
+      if (!ends_bundle) return;
+      part = to;
+      if (level == 0) to = TilePart<S>{};
     }
-    const bool ends_unit = unit.span == unit.first_span + unit.num_spans - 1;
-    const bool ends_bundle = ends_unit || (unit.span + 1) % kBundleSpans == 0;
+  }
+
+  __device__ __forceinline__ void write(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan,
+                                        const Unit& unit) const {
 #pragma unroll 1
     for (int c = 0; c < S::kTiles; ++c) {
-      TilePart<S> part = values.tile(c, headers);
-#pragma unroll 1
-      for (int level = 0; level < 2; ++level) {
-        TilePart<S>& to = joins[2 * c + level];
-        to.add(part);
-        if (!ends_bundle) break;
-        part = to;
-        if (level == 0) to = TilePart<S>{};
-      }
-      if (ends_unit) write_tile(a, plan, unit, c, part);
+      write_tile(a, plan, unit, place_in_team() * S::kTiles + c, joins[2 * c + 1]);
     }
   }
 };
@@ -343,62 +321,57 @@ template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     attention_generated_kernel(const __grid_constant__ ops::PagedAttentionArgs a,
                                const __grid_constant__ GeneratedPlan plan, unsigned* arrivals) {
+  extern __shared__ __align__(128) char shared[];
   allow_next_kernel();
   wait_for_previous_kernel();
-  extern __shared__ uint4 shared[];
-  __shared__ alignas(8) float factors[S::kColumns];  // read by pairs
-  __shared__ float2 headers[S::kColumns];
-  // As words: what lies in shared memory has no constructor.
-  __shared__ uint4 units[Shared<S>::kUnits * sizeof(Unit) / sizeof(uint4)];
-  Shared<S> s{.ring = shared,
-              .factors = factors,
-              .headers = headers,
-              .units = reinterpret_cast<Unit*>(units)};
-  s.queries = s.ring + S::kStages * Shared<S>::kStagePieces;
-  s.weights = s.queries + S::kAhead * Shared<S>::kQueryPieces;
-  constexpr int kWeights = S::kTiles > 1 ? S::kTiles * S::kKeyTiles * kWarp : 0;
-  s.scores = reinterpret_cast<float*>(s.weights + kWeights);
-  s.scales = s.scores + S::kScoreParts * S::kColumns * S::kScorePitch;
-
-  SpanStream<S> stream(a, plan, s);
+  StrandStream<S> stream(a, plan, shared);
   AloneJoin<S> alone;
-  int stage = 0;
-  const auto next_stage = [&] {
-    const Stage held{s.ring + stage * Shared<S>::kStagePieces, s.scales + stage * S::kStepKeys};
-    stage = stage + 1 == S::kStages ? 0 : stage + 1;
-    return held;
-  };
-  for (int n = 0; s.units[n % Shared<S>::kUnits].num_rows > 0; ++n) {
-    const Unit& unit = s.units[n % Shared<S>::kUnits];
-    const int tile = S::kTiles == 1 ? 0 : warp_of_block();
-    Softmax<S> softmax(plan, unit, tile);
-    Queries<S> queries;
-    Values<S> values;
+  auto* headers = reinterpret_cast<float4*>(shared + plan.shared.headers);
+  for (; stream.unit().num_rows > 0; stream.next_unit()) {
+    const Unit& unit = stream.unit();
     const int end = unit.end();
-    int key = unit.first_key();
-    bool begins = true;
+    Queries<S> queries;
+    Softmax<S> softmax(plan, unit);
+    Values<S> values;
+    Weights<S> weights = {};
+    int round = unit.first_key();
+    bool begins = true, weighs = false;
+#pragma unroll 1
     do {
-      stream.wait();
-      __syncthreads();  // keys and queries are there; the values before have been used
-      if (begins) queries.load(s.queries + n % S::kAhead * Shared<S>::kQueryPieces);
-      stream.fetch_keys();
-      score_step<S>(next_stage(), queries, s.scores);
-      stream.wait();
-      __syncthreads();  // scores and values are there; keys and queries have been used
-      stream.fetch_values();
-      weigh_step<S>(a, s, key, next_stage(), softmax, values);
+      stream.next(begins);
+      if (begins) queries.begin(stream.queries(), plan.used_columns());
+      // Strands go through as many steps: one more than there are, for some.
+      const int key = round + strand_of_warp() * S::kStepKeys;
+      if (weighs) {
+        if (key < end) values.weigh(stream.rows(), weights);
+        round += S::kRoundKeys;
+      } else {
+        if (key < end) {
+          Scores<S> scores;
+          float factors[S::kTiles][2];
+          score_step(stream.rows(), queries, scores);
+          softmax.soften(a, stream.scales(), key, scores, weights, factors);
+          values.rescale(factors);
+        }
+        stream.next_scales();
+      }
       begins = false;
-      key += S::kStepKeys;
-    } while (key < end);
+      weighs = !weighs;
+    } while (weighs || round < end);
 
-    const float2 header = softmax.header();
-    const bool writes = S::kTiles == 1 ? warp_of_block() == 0 : tile < S::kTiles;
-    if (writes && lane_of_warp() % 4 == 0) headers[tile * 8 + lane_of_warp() / 4] = header;
-    __syncthreads();  // headers are there
-    if (unit.shared) {
-      share_span(a, plan, unit, headers, values, arrivals);
+    if (unit.shared()) {
+      const Parts<S> parts(a, plan);
+      float* own = parts.at(Bundle(unit).place, unit.span % kBundleSpans);
+      join_strands(stream, headers, softmax, values, [&](int c, const TilePart<S>& part) {
+        parts.put(own, place_in_team() * S::kTiles + c, part);
+      });
+      join_parts<S>(a, plan, unit, arrivals);
     } else {
-      alone.add_span(a, plan, unit, headers, values);
+      if (unit.span == unit.first_span) alone.begin_unit();
+      join_strands(stream, headers, softmax, values,
+                   [&](int c, const TilePart<S>& part) { alone.add(unit, c, part); });
+      if (unit.ends()) alone.write(a, plan, unit);
+      __syncthreads();  // strands' values have been read
     }
   }
 }
@@ -407,7 +380,7 @@ template <class S>
 void run_generated(const CudaBackend& backend, const ops::PagedAttentionArgs& args,
                    const GeneratedPlan& plan) {
   launch_overlapping(backend, attention_generated_kernel<S>, static_cast<unsigned>(plan.grid),
-                     S::kThreads, plan.shared_bytes, args, plan, backend.arrivals());
+                     S::kThreads, plan.shared.bytes, args, plan, backend.arrivals());
 }
 
 template <int kDim, class TPage>
@@ -418,8 +391,6 @@ void run_generated(const CudaBackend& backend, const ops::PagedAttentionArgs& ar
       return run_generated<Shape<kDim, 8, TPage>>(backend, args, plan);
     case 16:
       return run_generated<Shape<kDim, 16, TPage>>(backend, args, plan);
-    case 24:
-      return run_generated<Shape<kDim, 24, TPage>>(backend, args, plan);
     default:
       return run_generated<Shape<kDim, 32, TPage>>(backend, args, plan);
   }

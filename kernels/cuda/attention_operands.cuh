@@ -18,102 +18,133 @@
 
 namespace tandem::cuda {
 
-__device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x % kWarp); }
-__device__ __forceinline__ int warp_of_block() { return static_cast<int>(threadIdx.x / kWarp); }
-
-// A warp's share of the queries for as long as a span lasts: of each group of 32 dimensions two
-// products' operands.
+// The queries of a warp's columns for as long as a span lasts: in registers, where there are
+// enough.
 template <class S>
-struct Queries {
-  uint32_t words[S::kTiles][S::kScoreGroups][4];
-
-  __device__ __forceinline__ void load(const uint4* queries) {
+class Queries {
+ public:
+  __device__ __forceinline__ void begin(uint32_t queries, int used_columns) {
     const int lane = lane_of_warp();
-    const int first_piece = warp_of_block() / S::kKeyTiles * S::kScoreGroups * 4;
 #pragma unroll
     for (int c = 0; c < S::kTiles; ++c) {
+      // Columns that do not exist have any that does: nobody looks at their scores.
+      const int column = (place_in_team() * S::kTiles + c) * 8 + (S::kCodes ? lane / 4 : lane % 8);
+      const int piece = S::kCodes ? lane % 4 / 2 : lane / 8;
+      pieces_[c] = RowPieces(queries, S::kQueryBytes, min(column, used_columns - 1), piece);
+      if constexpr (kKept) {
 #pragma unroll
-      for (int i = 0; i < S::kScoreGroups; ++i) {
-        if constexpr (S::kCodes) {
-#pragma unroll
-          for (int chain = 0; chain < 2; ++chain) {
-            // Dimensions 4t .. 4t + 3 of 16: half a piece.
-            const int piece = first_piece + i * 4 + chain * 2 + lane % 4 / 2;
-            const uint4* row = queries + place_of_piece<S::kQueryPieces>(c * 8 + lane / 4, piece);
-            const uint2 four = reinterpret_cast<const uint2*>(row)[lane % 2];
-            words[c][i][2 * chain] = __byte_perm(four.x, four.y, 0x7632);
-            words[c][i][2 * chain + 1] = __byte_perm(four.x, four.y, 0x5410);
-          }
-        } else {
-          load_matrices(words[c][i],
-                        queries + place_of_piece<S::kQueryPieces>(c * 8 + lane % 8,
-                                                                  first_piece + i * 4 + lane / 8));
-        }
+        for (int i = 0; i < S::kScoreGroups; ++i) load(c, i, kept_[c][i]);
       }
     }
   }
-};
 
-// 16 keys of a warp in 16 dimensions: chain 0 and 1 are the halves of group i of 32.
-template <class S>
-struct KeyOperands {
-  uint32_t words[4];
-  uint32_t codes[4];  // FP8: of both chains
-
-  // Codes of a group come at once.
-  __device__ __forceinline__ void load_all(const uint4* keys, int first_key, int part, int i) {
-    if constexpr (S::kCodes) {
-      const int matrix = lane_of_warp() / 8;
-      const int key = first_key + lane_of_warp() % 8 + matrix % 2 * 8;
-      const int piece = (part * S::kScoreGroups + i) * 2 + matrix / 2;
-      load_matrices(codes, keys + place_of_piece<S::kPieces>(key, piece));
+  // Two products' operands of the 32 dimensions of group i, of all tiles of columns.
+  __device__ __forceinline__ void get(int i, uint32_t (&words)[S::kTiles][4]) const {
+#pragma unroll
+    for (int c = 0; c < S::kTiles; ++c) {
+      if constexpr (kKept) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) words[c][j] = kept_[c][i][j];
+      } else {
+        load(c, i, words[c]);
+      }
     }
   }
 
-  __device__ __forceinline__ void load(const uint4* keys, int first_key, int part, int i,
-                                       int chain) {
+ private:
+  static constexpr bool kKept = S::kTiles == 1;
+
+  __device__ __forceinline__ void load(int c, int i, uint32_t (&words)[4]) const {
     if constexpr (S::kCodes) {
-      const CodePairs low = pairs_of_codes(codes[2 * chain]);  // keys 0 to 7
-      const CodePairs high = pairs_of_codes(codes[2 * chain + 1]);
+#pragma unroll
+      for (int chain = 0; chain < 2; ++chain) {
+        // Dimensions 4t .. 4t + 3 of 16: half a piece.
+        const auto half = static_cast<uint32_t>(lane_of_warp() % 2 * 8);
+        const uint2 four = load_shared8(pieces_[c].after(i * 4 + chain * 2) + half);
+        words[2 * chain] = __byte_perm(four.x, four.y, 0x7632);
+        words[2 * chain + 1] = __byte_perm(four.x, four.y, 0x5410);
+      }
+    } else {
+      load_matrices(words, pieces_[c].after(i * 4));
+    }
+  }
+
+  RowPieces pieces_[S::kTiles];
+  // Defined from the start, so that nothing is held for them while a span ends.
+  uint32_t kept_[S::kTiles][kKept ? S::kScoreGroups : 1][4] = {};
+};
+
+// Keys of a step: of 16 of them 16 dimensions at a time. Chain 0 and 1 are the halves of group i of
+// 32 dimensions.
+template <class S>
+class KeyOperands {
+ public:
+  uint32_t words[4];
+
+  __device__ __forceinline__ explicit KeyOperands(uint32_t keys)
+      : pieces_(keys, S::kRowBytes, lane_of_warp() % 16, lane_of_warp() / 16) {}
+
+  // Codes of a group come at once.
+  __device__ __forceinline__ void load_all(int key_tile, int i) {
+    if constexpr (S::kCodes) load_matrices(codes_, pieces_.after(i * 2) + tile_bytes(key_tile));
+  }
+
+  __device__ __forceinline__ void load(int key_tile, int i, int chain) {
+    if constexpr (S::kCodes) {
+      const CodePairs low = pairs_of_codes(codes_[2 * chain]);  // keys 0 to 7
+      const CodePairs high = pairs_of_codes(codes_[2 * chain + 1]);
       words[0] = low.odd;
       words[1] = high.odd;
       words[2] = low.even;
       words[3] = high.even;
     } else {
-      const int matrix = lane_of_warp() / 8;
-      const int key = first_key + lane_of_warp() % 8 + matrix % 2 * 8;
-      const int piece = (part * S::kScoreGroups + i) * 4 + chain * 2 + matrix / 2;
-      load_matrices(words, keys + place_of_piece<S::kPieces>(key, piece));
+      load_matrices(words, pieces_.after(i * 4 + chain * 2) + tile_bytes(key_tile));
     }
   }
+
+ private:
+  static __device__ __forceinline__ uint32_t tile_bytes(int key_tile) {
+    return static_cast<uint32_t>(key_tile * 16 * S::kRowBytes);
+  }
+
+  RowPieces pieces_;
+  uint32_t codes_[4];
 };
 
-// Values of keys 16 k to 16 k + 15 in a warp's tile m of 16 dimensions, for m in ascending order.
+// Values of a step: of 16 keys 16 dimensions at a time, the latter in ascending order.
 template <class S>
-struct ValueOperands {
-  uint32_t words[4];
-  uint32_t codes[4];  // FP8: of tiles m and m + 1
-  static_assert(!S::kCodes || S::kDimTiles % 2 == 0);
+class ValueOperands {
+ public:
+  __device__ __forceinline__ explicit ValueOperands(uint32_t values)
+      : pieces_(values, S::kRowBytes, key(), piece()) {}
 
-  __device__ __forceinline__ void load(const uint4* values, int k, int m, int dim_tile) {
-    const int lane = lane_of_warp();
-    const int matrix = lane / 8;
+  __device__ __forceinline__ void load(int key_tile, int m, uint32_t (&words)[4]) {
+    const auto tile = static_cast<uint32_t>(key_tile * 16 * S::kRowBytes);
     if constexpr (S::kCodes) {
-      if (m % 2 == 0) {
-        const int key = k * 16 + lane % 8 + matrix % 2 * 8;
-        load_transposed(codes, values + place_of_piece<S::kPieces>(key, dim_tile + matrix / 2));
-      }
-      const CodePairs low = pairs_of_codes(codes[m % 2 * 2]);  // keys 0 to 7
-      const CodePairs high = pairs_of_codes(codes[m % 2 * 2 + 1]);
+      // Codes of two tiles of dimensions come at once.
+      if (m % 2 == 0) load_transposed(codes_, pieces_.after(m) + tile);
+      const CodePairs low = pairs_of_codes(codes_[m % 2 * 2]);  // keys 0 to 7
+      const CodePairs high = pairs_of_codes(codes_[m % 2 * 2 + 1]);
       words[0] = low.even;
       words[1] = low.odd;
       words[2] = high.even;
       words[3] = high.odd;
     } else {
-      const int key = k * 16 + lane % 8 + matrix / 2 * 8;
-      load_transposed(words, values + place_of_piece<S::kPieces>(key, dim_tile * 2 + matrix % 2));
+      load_transposed(words, pieces_.after(m * 2) + tile);
     }
   }
+
+ private:
+  static __device__ __forceinline__ int key() {
+    const int lane = lane_of_warp();
+    return S::kCodes ? lane % 16 : lane % 8 + lane / 16 * 8;
+  }
+  static __device__ __forceinline__ int piece() {
+    return S::kCodes ? lane_of_warp() / 16 : lane_of_warp() / 8 % 2;
+  }
+
+  RowPieces pieces_;
+  uint32_t codes_[4];
 };
 
 }  // namespace tandem::cuda

@@ -6,32 +6,43 @@
 #include "kernels/cuda/attention_softmax.cuh"
 #include "kernels/cuda/attention_stream.cuh"
 #include "kernels/cuda/attention_units.cuh"
+#include "kernels/cuda/device/arrival.cuh"
 
 namespace tandem::cuda {
 
-// What a lane (g, t) holds of a tile of eight columns: columns 2t and 2t + 1; of values, of each of
-// its warp's tiles of dimensions, dimension g (words 0, 1) and g + 8 (words 2, 3), with FP8 pages
-// 2g and 2g + 1. All threads of
+// What a lane (g, t) holds of a tile of eight columns once its block's strands are joined: columns
+// 2t and 2t + 1; of values, of each of the tiles of dimensions that its strand then looks after,
+// dimension g (words 0, 1) and g + 8 (words 2, 3), with FP8 pages 2g and 2g + 1. All threads of
 // all blocks hold the same places, so parts go to scratch memory and come back without changing
 // hands.
 template <class S>
 struct TilePart {
+  static constexpr int kDimTiles = S::kDimTiles / kStrands;
   SoftmaxPart part[2];
-  float values[S::kDimTiles][4] = {};
+  float values[kDimTiles][4] = {};
 
+  // A warp has tiles place_in_team() * S::kTiles to .. + S::kTiles - 1.
   static __device__ __forceinline__ int column(int tile, int j) {
-    return tile * 8 + 2 * static_cast<int>(threadIdx.x % 4) + j;
+    return tile * 8 + 2 * (lane_of_warp() % 4) + j;
   }
-  static __device__ __forceinline__ int dim_tile(int m) {
-    return static_cast<int>(threadIdx.x / kWarp) * S::kDimTiles + m;
-  }
-  static __device__ __forceinline__ int row_of_tile() {
-    return static_cast<int>(threadIdx.x % kWarp / 4);
-  }
+  static __device__ __forceinline__ int dim_tile(int m) { return strand_of_warp() * kDimTiles + m; }
+  static __device__ __forceinline__ int row_of_tile() { return lane_of_warp() / 4; }
 
   // Dimension of words 2 i and 2 i + 1 of tile m.
   static __device__ __forceinline__ int dim(int m, int i) {
     return dim_tile(m) * 16 + (S::kCodes ? 2 * row_of_tile() + i : row_of_tile() + 8 * i);
+  }
+
+  // As they lie in memory.
+  __device__ __forceinline__ void set_header(const float4& both) {
+    part[0] = SoftmaxPart{both.x, both.y};
+    part[1] = SoftmaxPart{both.z, both.w};
+  }
+  __device__ __forceinline__ void set_values(int m, const float4& four) {
+    values[m][0] = four.x;
+    values[m][1] = four.y;
+    values[m][2] = four.z;
+    values[m][3] = four.w;
   }
 
   __device__ __forceinline__ void add(const TilePart& more) {
@@ -39,7 +50,7 @@ struct TilePart {
     for (int j = 0; j < 2; ++j) {
       const Join factors = join(more.part[j], part[j]);
 #pragma unroll
-      for (int m = 0; m < S::kDimTiles; ++m) {
+      for (int m = 0; m < kDimTiles; ++m) {
         values[m][j] = joined(factors, more.values[m][j], values[m][j]);
         values[m][2 + j] = joined(factors, more.values[m][2 + j], values[m][2 + j]);
       }
@@ -55,7 +66,8 @@ __device__ __forceinline__ void write_tile(const ops::PagedAttentionArgs& a,
                                            const TilePart<S>& part) {
   std::int64_t rows[2];  // of [rows * num_heads]
   bool exists[2];
-  bf16 gates[2][S::kDimTiles][2];
+  constexpr int kDimTiles = TilePart<S>::kDimTiles;
+  bf16 gates[2][kDimTiles][2];
   const auto dim = [](int m, int i) { return TilePart<S>::dim(m, i); };
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
@@ -66,7 +78,7 @@ __device__ __forceinline__ void write_tile(const ops::PagedAttentionArgs& a,
     if (a.gate == nullptr || !exists[j]) continue;
     const auto* gate = static_cast<const bf16*>(a.gate) + rows[j] * a.gate_head_stride;
 #pragma unroll
-    for (int m = 0; m < S::kDimTiles; ++m) {
+    for (int m = 0; m < kDimTiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (dim(m, i) < a.pages.head_dim) gates[j][m][i] = gate[dim(m, i)];
@@ -76,13 +88,14 @@ __device__ __forceinline__ void write_tile(const ops::PagedAttentionArgs& a,
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     if (!exists[j]) continue;
+    const float norm = finished(1.0f, part.part[j].sum);
     bf16* out = static_cast<bf16*>(a.out) + rows[j] * a.pages.head_dim;
 #pragma unroll
-    for (int m = 0; m < S::kDimTiles; ++m) {
+    for (int m = 0; m < kDimTiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (dim(m, i) >= a.pages.head_dim) continue;
-        float o = finished(part.values[m][2 * i + j], part.part[j].sum);
+        float o = part.values[m][2 * i + j] * norm;
         if (a.gate != nullptr) o *= sigmoid(to_float(gates[j][m][i]));
         out[dim(m, i)] = to_bf16(o);
       }
@@ -104,37 +117,37 @@ struct Bundle {
 };
 
 // Where parts of a unit lie in scratch memory: those of a bundle's spans by number, and after them
-// their join. Each is [columns][kPartHeader] headers, then [tiles of 16 dimensions][8][columns][2]
-// values: a lane's two dimensions beside each other, so that a warp's accesses are to whole
-// sectors.
+// their join. Each is [pairs] headers of two columns, 2 kPartHeader floats for each, then [tiles of
+// 16 dimensions][8][pairs] of a lane's four values.
 template <class S>
 struct Parts {
   float* first;  // of bundle 0 of scratch memory
-  int columns;
+  int pairs;
   int dim_tiles;        // that exist
   std::int64_t stride;  // of parts, in floats
 
   __device__ Parts(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan)
       : first(static_cast<float*>(a.scratch)),
-        columns(plan.rows_per_unit * plan.heads_per_unit),
+        pairs(paired_columns(plan.used_columns()) / 2),
         dim_tiles((a.pages.head_dim + 15) / 16),
-        stride(std::int64_t{columns} * part_floats(a.pages.head_dim)) {}
+        stride(std::int64_t{2 * pairs} * part_floats(a.pages.head_dim)) {}
 
   __device__ __forceinline__ float* at(int bundle, int number) const {
     return first + (std::int64_t{bundle} * kBundleParts + number) * stride;
   }
 
   __device__ __forceinline__ void put(float* to, int tile, const TilePart<S>& part) const {
+    const int pair = tile * 4 + lane_of_warp() % 4;
+    if (pair >= pairs) return;
+    if (strand_of_warp() == 0 && lane_of_warp() < 4) {
+      header(to, pair) =
+          make_float4(part.part[0].max, part.part[0].sum, part.part[1].max, part.part[1].sum);
+    }
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int column = TilePart<S>::column(tile, j);
-      if (column >= columns) continue;
-      if (threadIdx.x < 4) header(to, column) = make_float2(part.part[j].max, part.part[j].sum);
-#pragma unroll
-      for (int m = 0; m < S::kDimTiles; ++m) {
-        if (TilePart<S>::dim_tile(m) >= dim_tiles) continue;
-        value(to, m, column) = make_float2(part.values[m][j], part.values[m][2 + j]);
-      }
+    for (int m = 0; m < TilePart<S>::kDimTiles; ++m) {
+      if (TilePart<S>::dim_tile(m) >= dim_tiles) continue;
+      const float(&v)[4] = part.values[m];
+      values(to, m, pair) = make_float4(v[0], v[1], v[2], v[3]);
     }
   }
 
@@ -143,7 +156,7 @@ struct Parts {
   __device__ __forceinline__ TilePart<S> join_all(float* from, std::int64_t distance, int count,
                                                   int tile) const {
     TilePart<S> total;
-    constexpr int kAtOnce = S::kTiles > 1 ? 4 : 8;  // as registers allow: each round is a latency
+    constexpr int kAtOnce = 8;  // as registers allow: each round is a latency
 #pragma unroll 1
     for (int done = 0; done < count; done += kAtOnce) {
       TilePart<S> more[kAtOnce];
@@ -152,35 +165,27 @@ struct Parts {
         if (done + i < count) get(from + (done + i) * distance, tile, more[i]);
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (done + i < count) total.add(more[i]);
-      }
+      for (int i = 0; i < kAtOnce; ++i) total.add(more[i]);  // what is not there is empty
     }
     return total;
   }
 
  private:
-  __device__ __forceinline__ float2& header(float* part, int column) const {
-    return *reinterpret_cast<float2*>(part + column * kPartHeader);
+  __device__ __forceinline__ float4& header(float* part, int pair) const {
+    return *reinterpret_cast<float4*>(part + pair * 2 * kPartHeader);
   }
-  __device__ __forceinline__ float2& value(float* part, int m, int column) const {
+  __device__ __forceinline__ float4& values(float* part, int m, int pair) const {
     const int row = TilePart<S>::dim_tile(m) * 8 + TilePart<S>::row_of_tile();
-    return *reinterpret_cast<float2*>(part + columns * kPartHeader + (row * columns + column) * 2);
+    return *reinterpret_cast<float4*>(part + (pairs * 2 * kPartHeader) + (row * pairs + pair) * 4);
   }
   __device__ __forceinline__ void get(float* from, int tile, TilePart<S>& part) const {
+    const int pair = tile * 4 + lane_of_warp() % 4;
+    if (pair >= pairs) return;
+    part.set_header(__ldcg(&header(from, pair)));
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int column = TilePart<S>::column(tile, j);
-      if (column >= columns) continue;
-      const float2 of_column = __ldcg(&header(from, column));
-      part.part[j] = {of_column.x, of_column.y};
-#pragma unroll
-      for (int m = 0; m < S::kDimTiles; ++m) {
-        if (TilePart<S>::dim_tile(m) >= dim_tiles) continue;
-        const float2 pair = __ldcg(&value(from, m, column));
-        part.values[m][j] = pair.x;
-        part.values[m][2 + j] = pair.y;
-      }
+    for (int m = 0; m < TilePart<S>::kDimTiles; ++m) {
+      if (TilePart<S>::dim_tile(m) >= dim_tiles) continue;
+      part.set_values(m, __ldcg(&values(from, m, pair)));
     }
   }
 };
@@ -189,12 +194,10 @@ struct Parts {
 // be read. The counter is left at 0, for the next call.
 __device__ inline bool last_to_arrive(unsigned* counter, int expected) {
   __shared__ bool last;
-  __syncthreads();  // all threads' parts have been written; one thread's fences speak for them
+  __syncthreads();  // all threads' parts have been written; one thread speaks for them
   if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicAdd(counter, 1u) + 1u == static_cast<unsigned>(expected);
-    if (last) atomicExch(counter, 0u);
-    __threadfence();
+    last = add_in_order(counter, 1u) + 1u == static_cast<unsigned>(expected);
+    if (last) *counter = 0;
   }
   __syncthreads();
   return last;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace tandem::cuda {
 namespace {
 
@@ -12,10 +14,40 @@ constexpr int kPlainBlocks = 3;
 constexpr std::size_t kMaxScratchBytes = std::size_t{256} << 20;
 // What a processor sets aside for each block that it runs.
 constexpr std::size_t kReservedSharedBytes = 1024;
-// At most, of a block's fixed shared memory: units, headers and factors of columns.
-constexpr std::size_t kGeneratedStaticBytes = 1024;
+// What is not counted in a layout: whether this block was the last to arrive.
+constexpr std::size_t kGeneratedStaticBytes = 128;
 
 int divide_up(int n, int unit) { return (n + unit - 1) / unit; }
+
+GeneratedLayout lay_out(const GeneratedPlan& plan, const AttentionSize& size, int slots) {
+  const int dim = padded_head_dim(size.head_dim);
+  const int scales = size.element_bytes == 1 ? 2 * step_keys(dim, 1) * 4 : 0;
+  GeneratedLayout at;
+  at.queries = kStrands * slots * kSlotBytes;
+  at.scales = at.queries + query_places(slots) * plan.used_columns() * dim * 2;
+  at.headers = at.scales + kStrands * scale_places(slots) * scales;
+  at.units = at.headers + kStrands * 8 * 2 * 4;
+  at.bytes = at.units + generated_threads(plan.columns) / 32 * unit_places(slots) * kUnitBytes;
+  return at;
+}
+
+// As many blocks for a processor as registers allow, if each then has enough slots. Returns how
+// many.
+int divide_shared_memory(const AttentionSize& size, const AttentionDevice& device,
+                         GeneratedPlan& plan) {
+  const std::size_t whole = device.shared_bytes_per_block + kReservedSharedBytes;
+  for (int blocks = generated_blocks(plan.columns); blocks > 0; --blocks) {
+    const std::size_t share = whole / static_cast<std::size_t>(blocks) - kReservedSharedBytes;
+    const int least = blocks > 1 ? kEnoughSlots : kMinSlots;
+    for (plan.slots = kMaxSlots; plan.slots >= least; --plan.slots) {
+      plan.shared = lay_out(plan, size, plan.slots);
+      if (static_cast<std::size_t>(plan.shared.bytes) + kGeneratedStaticBytes <= share) {
+        return blocks;
+      }
+    }
+  }
+  TANDEM_CHECK(false, "a block has {} bytes of shared memory", device.shared_bytes_per_block);
+}
 
 }  // namespace
 
@@ -31,25 +63,11 @@ GeneratedPlan plan_generated(const AttentionSize& size, const AttentionDevice& d
   // Rows of one segment share its keys and values.
   const int segment_rows = divide_up(size.num_rows, std::max(1, size.num_segments));
   plan.rows_per_unit = std::clamp(segment_rows, 1, kMaxColumns / plan.heads_per_unit);
-  const int used = plan.rows_per_unit * plan.heads_per_unit;
-  plan.columns = divide_up(used, 8) * 8;
-
-  const int dim = padded_head_dim(size.head_dim);
-  const int scores = score_parts(dim) * score_pitch(dim) * static_cast<int>(sizeof(float));
-  // Probabilities, as two bf16 numbers each, change hands where warps share the columns.
-  const int weights = plan.columns > 8 ? step_keys(dim) * 4 : 0;
-  const int queries = steps_ahead(plan.columns, size.element_bytes) * dim * 2;
-  // A stage of FP8 comes with its keys' or values' scales.
-  const int scales = size.element_bytes == 1 ? step_keys(dim) * static_cast<int>(sizeof(float)) : 0;
-  plan.shared_bytes = static_cast<std::size_t>(ring_stages(plan.columns, size.element_bytes) *
-                                                   (stage_bytes(size.element_bytes) + scales) +
-                                               plan.columns * (queries + scores + weights));
+  const int used = plan.used_columns();
+  plan.columns = used <= 8 ? 8 : used <= 16 ? 16 : kMaxColumns;
 
   // Blocks stay and walk over units and spans: as many as the processors run at a time.
-  const std::size_t resident = (device.shared_bytes_per_block + kReservedSharedBytes) /
-                               (plan.shared_bytes + kGeneratedStaticBytes + kReservedSharedBytes);
-  const int per_processor = static_cast<int>(std::clamp<std::size_t>(
-      resident, 1, static_cast<std::size_t>(generated_blocks(plan.columns, size.element_bytes))));
+  const int per_processor = divide_shared_memory(size, device, plan);
   const std::int64_t units = std::int64_t{size.num_rows} * size.num_kv_heads * plan.head_units;
   const std::int64_t spans =
       size.max_context > 0 ? span_of(static_cast<int>(size.max_context - 1)) + 1 : 1;
@@ -57,7 +75,8 @@ GeneratedPlan plan_generated(const AttentionSize& size, const AttentionDevice& d
       std::min<std::int64_t>(units * spans, std::int64_t{device.num_processors} * per_processor));
 
   const std::size_t bundle_bytes =
-      sizeof(float) * kBundleParts * static_cast<std::size_t>(used * part_floats(size.head_dim));
+      sizeof(float) * kBundleParts *
+      static_cast<std::size_t>(paired_columns(used) * part_floats(size.head_dim));
   plan.bundles = static_cast<int>(std::min<std::size_t>(
       size.scratch_bytes / bundle_bytes, static_cast<std::size_t>(size.max_arrivals) / 2));
   return plan;
@@ -96,9 +115,11 @@ PlainPlan plan_plain(const AttentionSize& size, const AttentionDevice& device) {
 
 std::size_t attention_scratch_bytes(int num_heads, int head_dim, int max_rows,
                                     std::int64_t max_context) {
-  const std::size_t parts = static_cast<std::size_t>(max_rows) *
-                            static_cast<std::size_t>(num_heads) * kBundleParts *
-                            static_cast<std::size_t>(num_bundles(max_context));
+  // A row's heads may be columns of as many units, each an odd one.
+  const auto columns =
+      static_cast<std::size_t>(max_rows) * static_cast<std::size_t>(num_heads * paired_columns(1));
+  const std::size_t parts =
+      columns * kBundleParts * static_cast<std::size_t>(num_bundles(max_context));
   const auto part_bytes = sizeof(float) * static_cast<std::size_t>(part_floats(head_dim));
   return std::min(parts * part_bytes, kMaxScratchBytes);
 }

@@ -89,47 +89,60 @@ constexpr int num_bundles(std::int64_t context) {
 }
 
 // Spans of one unit - rows and heads that a block works on together - meet in scratch memory, for
-// each bundle [kBundleParts][columns * part_floats()] fp32: its spans, then their join. A column's
-// header is {largest score, sum}; its values are those of whole tiles of 16 dimensions.
+// each bundle [kBundleParts][paired_columns() * part_floats()] fp32: its spans, then their join. A
+// column's header is {largest score, sum}; its values are those of whole tiles of 16 dimensions.
+// Columns lie there by pairs, as the matrix units leave them: an odd one takes the place of two.
 constexpr int kBundleParts = kBundleSpans + 1;
 constexpr int kPartHeader = 4;
 constexpr int part_floats(int head_dim) { return kPartHeader + (head_dim + 15) / 16 * 16; }
+constexpr int paired_columns(int columns) { return (columns + 1) / 2 * 2; }
 
-// A block owns up to `columns` pairs of row and head of one KV head, and streams keys and values
-// through a ring of stages, by turns the keys and the values of a step. What one stage less holds
-// is under way at any time: with the blocks of an H200's processor 64 to 128 KB, two to four times
-// what its share of the bandwidth takes at a latency of a microsecond. With few columns, which
-// means few rows and often few blocks, a block hides that latency by itself. A step of FP8 has as
-// many keys, so it is half as long and twice as many are under way.
-constexpr int kGeneratedThreads = 128;
-constexpr int kStageElements = 8 * 1024;
-constexpr int stage_bytes(int element_bytes) { return kStageElements * element_bytes; }
-constexpr int steps_ahead(int columns, int element_bytes) {
-  return (columns <= 8 ? 2 : 1) * 2 / element_bytes;
+// A block owns up to `columns` pairs of row and head of one KV head. Its strands deal the steps of
+// a span among themselves, step by step; so many are part of a row's order of summation, however
+// many warps there are. A step's keys fill a slot, and so do its values. Each strand has a ring of
+// slots to itself: one is being used, the others are under way. That is 128 KB for each of an
+// H200's processors, three times what its share of the bandwidth brings within a microsecond, and
+// 32 KB for a GB10's, which needs 8.
+constexpr int kStrands = 4;
+constexpr int kSlotBytes = 8 * 1024;
+constexpr int kMinSlots = 2, kMaxSlots = 6;
+constexpr int kEnoughSlots = 3;  // for a processor to run another block rather than hold more
+constexpr int step_keys(int padded_dim, int element_bytes) {
+  return kSlotBytes / (padded_dim * element_bytes);
 }
-constexpr int ring_stages(int columns, int element_bytes) {
-  return 2 * steps_ahead(columns, element_bytes) + 1;
-}
-constexpr int step_keys(int padded_dim) { return kStageElements / padded_dim; }
-// Of scores in shared memory, by keys: eight columns' pairs of keys lie in different banks.
-constexpr int score_pitch(int padded_dim) { return step_keys(padded_dim) + 8; }
-// Warps that share a tile of 16 keys, each with its part of the dimensions.
-constexpr int score_parts(int padded_dim) {
-  return kGeneratedThreads / 32 / (step_keys(padded_dim) / 16);
-}
-// On a processor with an H200's shared memory; what registers are set aside for.
-constexpr int generated_blocks(int columns, int element_bytes) {
-  return columns == 16 || (columns == 24 && element_bytes == 2) ? 3 : 2;
-}
+// A warp's registers hold the values of 16 columns.
+constexpr int strand_warps(int columns) { return columns <= 16 ? 1 : 2; }
+constexpr int generated_threads(int columns) { return kStrands * strand_warps(columns) * 32; }
+// What registers are set aside for, on any processor.
+constexpr int generated_blocks(int columns) { return columns <= 16 ? 2 : 1; }
+
+// What a strand looks ahead to while slots are filled, and the step after: spans have at least one
+// step, which is two slots. Of spans the units and the queries, of steps the scales (FP8).
+constexpr int unit_places(int slots) { return slots / 2 + 2; }
+constexpr int query_places(int slots) { return slots / 2 + 1; }
+constexpr int scale_places(int slots) { return (slots + 1) / 2; }
+constexpr int kUnitBytes = 48;
+
+// Byte offsets in a block's shared memory; the ring is at 0, [kStrands][slots][kSlotBytes].
+struct GeneratedLayout {
+  int queries = 0;  // [query_places][used columns][padded dim] bf16
+  int scales = 0;   // FP8: [kStrands][scale_places][2][step keys] fp32, of keys, of values
+  int headers = 0;  // [kStrands][8] {largest score, sum}, of a tile of columns
+  int units = 0;    // [warps][unit_places][kUnitBytes]
+  int bytes = 0;    // of all
+};
 
 struct GeneratedPlan {
-  int columns = 8;  // 8, 16, 24 or 32: the kernel
+  int columns = 8;  // 8, 16 or 32: the kernel
   int rows_per_unit = 1;
   int heads_per_unit = 1;
   int head_units = 1;  // units that share a KV head's query heads
   int grid = 0;
   int bundles = 0;  // for how many there is scratch memory and counters; 0: nothing is shared
-  std::size_t shared_bytes = 0;
+  int slots = kMinSlots;
+  GeneratedLayout shared;
+
+  constexpr int used_columns() const { return rows_per_unit * heads_per_unit; }
 };
 
 GeneratedPlan plan_generated(const AttentionSize& size, const AttentionDevice& device);

@@ -27,10 +27,12 @@ struct Join {
   float keep = 1, take = 0;
 };
 
+// Without a branch, so that factors of several parts are worked out side by side. An empty part
+// keeps all and takes nothing; relative to 0 where both are, as -inf less itself is no number.
 __device__ __forceinline__ Join join(const SoftmaxPart& part, SoftmaxPart& state) {
-  if (part.sum == 0.0f) return {};  // nothing is seen there
   const float max = fmaxf(state.max, part.max);
-  const Join factors{exp2f(state.max - max), exp2f(part.max - max)};
+  const float relative_to = max == -kInfinity ? 0.0f : max;
+  const Join factors{exp2f(state.max - relative_to), exp2f(part.max - relative_to)};
   state.max = max;
   state.sum = fmaf(part.sum, factors.take, state.sum * factors.keep);
   return factors;

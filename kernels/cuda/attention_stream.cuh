@@ -1,6 +1,7 @@
-// What flows into a block of attention of generated rows: queries, keys and values of one span
-// after another, through a ring in shared memory that stays full across the borders of spans. A
-// span's end thus costs the block that works on it no memory latency; only its first span does.
+// What flows into a strand of attention of generated rows: keys and values of its steps of one span
+// after another, through a ring of slots in shared memory that stays full across the borders of
+// spans. A span's end thus costs no memory latency; only a block's first span does. Strands do not
+// wait for each other but where spans begin and end.
 #pragma once
 
 #include <type_traits>
@@ -8,6 +9,8 @@
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/attention_softmax.cuh"
 #include "kernels/cuda/attention_units.cuh"
+#include "kernels/cuda/device/fragments.cuh"
+#include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/pages.cuh"
 
 namespace tandem::cuda {
@@ -20,130 +23,228 @@ struct Shape {
   static constexpr int kElementBytes = sizeof(TPage);
   static constexpr int kDim = kPaddedDim;
   static constexpr int kColumns = kColumnCount;
-  static constexpr int kThreads = kGeneratedThreads;
-  static constexpr int kWarps = kThreads / kWarp;
-  static constexpr int kBlocks = generated_blocks(kColumns, kElementBytes);
-  static constexpr int kTiles = kColumns / 8;
-  static constexpr int kAhead = steps_ahead(kColumns, kElementBytes);
-  static constexpr int kStages = ring_stages(kColumns, kElementBytes);
+  static constexpr int kThreads = generated_threads(kColumns);
+  static constexpr int kBlocks = generated_blocks(kColumns);
+  // Warps of a strand, each with its own of the tiles of eight columns.
+  static constexpr int kTeam = strand_warps(kColumns);
+  static constexpr int kTiles = kColumns / 8 / kTeam;
   // Of 16 bytes: of a row of pages, and of a query.
   static constexpr int kPieceValues = 16 / kElementBytes;
   static constexpr int kPieces = kDim / kPieceValues;
+  static constexpr int kRowBytes = kDim * kElementBytes;
   static constexpr int kQueryPieces = kDim / 8;
-  // Scores of a step: a warp has 16 keys, and a part of the dimensions if there are warps enough.
-  static constexpr int kStepKeys = step_keys(kDim);
+  static constexpr int kQueryBytes = kDim * 2;
+  static constexpr int kScoreGroups = kDim / 32;  // of 32 dimensions
+  static constexpr int kDimTiles = kDim / 16;
+  static constexpr int kStepKeys = step_keys(kDim, kElementBytes);
   static constexpr int kKeyTiles = kStepKeys / 16;
-  static constexpr int kScoreParts = score_parts(kDim);
-  static constexpr int kScoreGroups = kDim / kScoreParts / 32;  // of 32 dimensions
-  static constexpr int kScorePitch = score_pitch(kDim);
-  // Values: a warp has a part of the dimensions, and all keys.
-  static constexpr int kDimTiles = kDim / 16 / kWarps;
-  static_assert(kKeyTiles * kScoreParts == kWarps && kTiles <= kWarps);
+  static constexpr int kRoundKeys = kStrands * kStepKeys;
 };
 
-// A block's shared memory. What plan_generated() counts, and a little of fixed size.
-template <class S>
-struct Shared {
-  static constexpr int kStagePieces = stage_bytes(S::kElementBytes) / 16;
-  static constexpr int kQueryPieces = S::kColumns * S::kQueryPieces;
-  // The one worked on, those of the steps that are on their way, and of one whose pages are.
-  static constexpr int kUnits = S::kAhead + 2;
+// A warp's place: strands lie beside each other, so that each processor part has one of each team.
+__device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x % kWarp); }
+__device__ __forceinline__ int strand_of_warp() {
+  return static_cast<int>(threadIdx.x / kWarp % kStrands);
+}
+__device__ __forceinline__ int place_in_team() {
+  return static_cast<int>(threadIdx.x / (kWarp * kStrands));
+}
 
-  uint4* ring;     // [kStages][kStepKeys][kPieces]
-  uint4* queries;  // [kAhead][kColumns][kQueryPieces], of spans by turns
-  float* scores;   // [kScoreParts][kColumns][kScorePitch]
-  uint4* weights;  // [kTiles][kKeyTiles][kWarp], if there are several tiles: operands for all warps
-  float* factors;  // [kColumns], by which a step rescales the values
-  float2* headers;  // [kColumns], {largest score, sum} of a span
-  Unit* units;      // [kUnits], spans in the order of work
-  float* scales;    // [kStages][kStepKeys], FP8: of the keys or values in the ring
-};
+// A barrier for the warps of a strand. Barrier 0 is the block's.
+template <class S>
+__device__ __forceinline__ void meet_team() {
+  if constexpr (S::kTeam == 1) {
+    __syncwarp();
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + strand_of_warp()), "n"(S::kTeam * kWarp) : "memory");
+  }
+}
+
+// Waits until at most `pending` of this thread's latest groups of copies are under way.
+__device__ __forceinline__ void wait_for_all_but(int pending) {
+  static_assert(kMinSlots == 2 && kMaxSlots == 6);
+  switch (pending) {
+    case 1:
+      return wait_async<1>();
+    case 2:
+      return wait_async<2>();
+    case 3:
+      return wait_async<3>();
+    case 4:
+      return wait_async<4>();
+    default:
+      return wait_async<5>();
+  }
+}
+
+// A number that counts round a ring.
+__device__ __forceinline__ int next_place(int place, int places) {
+  return place + 1 == places ? 0 : place + 1;
+}
 
 template <class S>
-class SpanStream {
+class StrandStream {
  public:
-  __device__ SpanStream(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan,
-                        const Shared<S>& s)
-      : a_(a), plan_(plan), s_(s) {
-    now_ = look_ahead();
-    for (int step = 0; step < S::kAhead; ++step) {
-      __syncthreads();  // the step's unit can be seen
-      fetch_keys();
-      fetch_values();
+  __device__ StrandStream(const ops::PagedAttentionArgs& a, const GeneratedPlan& plan, char* shared)
+      : a_(a), plan_(plan), shared_(shared) {
+    look_ahead();
+  }
+
+  // Keys or values of a step, by turns. The slot that they lie in belongs to the caller until the
+  // next call, by when the warps of the strand must have done with it. With the first of a span
+  // come its queries, from all of the block.
+  __device__ __forceinline__ void next(bool begins_span) {
+    if constexpr (S::kTeam > 1) meet_team<S>();  // all of it have used the slot before
+#pragma unroll 1
+    do {
+      fill();
+    } while (++filled_ < plan_.slots);
+    wait_for_all_but(plan_.slots - 1);
+    if (begins_span) {
+      __syncthreads();
+    } else {
+      meet_team<S>();
     }
+    held_ = next_place(held_, plan_.slots);
   }
 
-  // Waits for this thread's copies of the step's queries and keys, where it comes before
-  // fetch_keys(); of its values, where before fetch_values(). Keys, queries and values of a step
-  // are a group of copies each; either way as many groups are later ones, which may be under way.
-  __device__ __forceinline__ void wait() const { wait_async<3 * S::kAhead - 2>(); }
-
-  // Both once a step, by all threads, for the step kAhead after it. Keys go where the values of the
-  // step before lie, values where the keys of this step do: those must have been used.
-  __device__ __forceinline__ void fetch_keys() {
-    if (now_.exists) fetch(a_.pages.k_pages, a_.pages.k_scales);
-    commit_async();
-    next_ = look_ahead();  // its page table entries are on their way for a step
+  // Where they lie, by shared address.
+  __device__ __forceinline__ uint32_t rows() const { return slot_address(held_); }
+  // The same slot of any strand: [kSlotBytes], free for other use once all of its team have used
+  // it.
+  __device__ __forceinline__ float4* slot_of(int strand) const {
+    return reinterpret_cast<float4*>(shared_ + (strand * plan_.slots + held_) * kSlotBytes);
   }
-  // Queries too, if that step begins a span, in place of those of kAhead spans before: as every
-  // span has a step, they have been used.
-  __device__ __forceinline__ void fetch_values() {
-    if (now_.starts_span) fetch_queries();
-    commit_async();
-    if (now_.exists) fetch(a_.pages.v_pages, a_.pages.v_scales);
-    commit_async();
-    now_ = next_;
+
+  // Spans in the order of work; the last has no rows.
+  __device__ __forceinline__ const Unit& unit() const { return units()[unit_]; }
+  __device__ __forceinline__ uint32_t queries() const {
+    return shared_address(shared_ + plan_.shared.queries) + query_offset(unit_query_);
+  }
+  __device__ __forceinline__ void next_unit() {
+    unit_ = next_place(unit_, unit_places(plan_.slots));
+    unit_query_ = next_place(unit_query_, query_places(plan_.slots));
+  }
+
+  // FP8: [2][kStepKeys], of the step whose keys next() has just brought; until next() again.
+  __device__ __forceinline__ const float* scales() const { return step_scales(scales_); }
+  __device__ __forceinline__ void next_scales() {
+    scales_ = next_place(scales_, scale_places(plan_.slots));
   }
 
  private:
-  static constexpr int kLaneKeys = S::kStepKeys / kWarp;
+  static constexpr int kLaneKeys = (S::kStepKeys + kWarp - 1) / kWarp;
+  static constexpr int kKeysAtOnce = kWarp / S::kPieces;  // that a warp copies, a piece a lane
+  static constexpr int kStride = kKeysAtOnce * S::kTeam;  // that its team does
+  static constexpr int kCopies = S::kStepKeys / kStride;
 
-  struct Step {
-    bool exists = false, starts_span = false;
-    uint32_t rows[kLaneKeys];  // of pages, of keys lane, lane + 32, ..
-    int kv_head = 0;
-  };
-
-  __device__ __forceinline__ void fetch(const void* plane, const float* scales) {
-    const int thread = static_cast<int>(threadIdx.x);
-    const int piece = thread % S::kPieces;
-    const bool in_row = piece * S::kPieceValues < a_.pages.head_dim;
-    uint4* stage = s_.ring + filling_ * Shared<S>::kStagePieces;
-    constexpr int kKeysAtOnce = S::kThreads / S::kPieces;
-#pragma unroll
-    for (int i = 0; i < S::kStepKeys / kKeysAtOnce; ++i) {
-      const int key = i * kKeysAtOnce + thread / S::kPieces;
-      const uint32_t row = __shfl_sync(kAllLanes, now_.rows[i * kKeysAtOnce / kWarp], key % kWarp);
-      const bool valid = in_row && row != kNoRow;
-      copy_async16(
-          stage + place_of_piece<S::kPieces>(key, piece),
-          static_cast<const typename S::Page*>(plane) +
-              (valid ? std::int64_t{row} * a_.pages.head_dim + piece * S::kPieceValues : 0),
-          valid);
-    }
-    if constexpr (S::kCodes) fetch_scales(scales);
-    filling_ = filling_ + 1 == S::kStages ? 0 : filling_ + 1;
+  __device__ __forceinline__ uint32_t slot_address(int slot) const {
+    return shared_address(shared_) +
+           static_cast<uint32_t>((strand_of_warp() * plan_.slots + slot) * kSlotBytes);
+  }
+  __device__ __forceinline__ Unit* units() const {
+    return reinterpret_cast<Unit*>(shared_ + plan_.shared.units) +
+           static_cast<int>(threadIdx.x / kWarp) * unit_places(plan_.slots);
+  }
+  __device__ __forceinline__ uint32_t query_offset(int place) const {
+    return static_cast<uint32_t>(place * plan_.used_columns() * S::kQueryBytes);
+  }
+  __device__ __forceinline__ float* step_scales(int place) const {
+    return reinterpret_cast<float*>(shared_ + plan_.shared.scales) +
+           (strand_of_warp() * scale_places(plan_.slots) + place) * 2 * S::kStepKeys;
   }
 
-  // A thread for each key. Zeros for keys that nobody sees, as for their codes.
-  __device__ __forceinline__ void fetch_scales(const float* plane) {
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    float* stage = s_.scales + filling_ * S::kStepKeys;
+  // The next slot, which is one group of copies, of the step that was looked ahead to: its keys,
+  // and with them its scales, and with a span's first its queries; then its values.
+  __device__ __forceinline__ void fill() {
+    if (copies_) {
+      const void* plane = fills_values_ ? a_.pages.v_pages : a_.pages.k_pages;
+      copy_rows(static_cast<const char*>(plane), slot_address(filling_));
+    }
+    if (!fills_values_) {
+      if constexpr (S::kCodes) {
+        if (copies_) copy_scales();
+        filling_scales_ = next_place(filling_scales_, scale_places(plan_.slots));
+      }
+      if (starts_span_) copy_queries();
+    }
+    commit_async();
+    if (fills_values_) look_ahead();
+    fills_values_ = !fills_values_;
+    filling_ = next_place(filling_, plan_.slots);
+  }
+
+  // Of a plane of pages, that of key lane, lane + 32, ..; kNoRow where nobody sees it.
+  __device__ __forceinline__ uint32_t row(int i) const {
+    if (in_page_[i] == kNoRow) return kNoRow;
+    return (page_[i] * static_cast<uint32_t>(a_.pages.num_kv_heads) +
+            static_cast<uint32_t>(kv_head_)) *
+               static_cast<uint32_t>(a_.pages.page_tokens) +
+           in_page_[i];
+  }
+
+  __device__ __forceinline__ void copy_rows(const char* plane, uint32_t slot) {
+    const int lane = lane_of_warp();
+    const int piece = lane % S::kPieces;
+    uint32_t rows[kLaneKeys];
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) rows[i] = row(i);
+    const int first_key = place_in_team() * kKeysAtOnce + lane / S::kPieces;
+    const RowPieces to(slot, S::kRowBytes, first_key, piece);
+    const uint32_t first = __shfl_sync(kAllLanes, rows[0], 0);
+    bool follows = first != kNoRow && a_.pages.head_dim == S::kDim;
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
-      if (threadIdx.x / kWarp != i) continue;
-      const uint32_t row = now_.rows[i];
-      const bool valid = row != kNoRow;
-      copy_async4(stage + i * kWarp + lane,
-                  plane + (valid ? scale_index(a_.pages.format, row, now_.kv_head) : 0), valid);
+      follows =
+          follows && rows[i] == first + static_cast<uint32_t>(i * kWarp + lane % S::kStepKeys);
+    }
+    // Mostly a step lies in one page and everybody sees it: its rows are one piece of memory.
+    if (__all_sync(kAllLanes, follows)) {
+      const char* from =
+          plane + std::int64_t{first} * S::kRowBytes + first_key * S::kRowBytes + piece * 16;
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        copy_async16(to.below(i * kStride, S::kRowBytes), from + i * kStride * S::kRowBytes, true);
+      }
+      return;
+    }
+    const bool in_row = piece * S::kPieceValues < a_.pages.head_dim;
+    const int row_bytes = a_.pages.head_dim * S::kElementBytes;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const uint32_t row =
+          __shfl_sync(kAllLanes, rows[i * kStride / kWarp], (first_key + i * kStride) % kWarp);
+      const bool valid = in_row && row != kNoRow;
+      copy_async16(to.below(i * kStride, S::kRowBytes),
+                   plane + (valid ? std::int64_t{row} * row_bytes + piece * 16 : 0), valid);
     }
   }
 
-  __device__ __forceinline__ void fetch_queries() {
-    const Unit& unit = s_.units[fetched_ % Shared<S>::kUnits];
-    uint4* queries = s_.queries + fetched_ % S::kAhead * Shared<S>::kQueryPieces;
-    ++fetched_;
-    for (int i = static_cast<int>(threadIdx.x); i < Shared<S>::kQueryPieces; i += S::kThreads) {
+  // A thread for each key, of the team's first warp for the keys' and its last for the values'.
+  // Zeros for keys that nobody sees, as for their codes.
+  __device__ __forceinline__ void copy_scales() {
+    float* to = step_scales(filling_scales_);
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const int key = i * kWarp + lane_of_warp();
+      const uint32_t row = this->row(i);
+      const bool valid = row != kNoRow;
+      const std::int64_t from = valid ? scale_index(a_.pages.format, row, kv_head_) : 0;
+      if (place_in_team() == 0) copy_async4(to + key, a_.pages.k_scales + from, valid);
+      if (place_in_team() == S::kTeam - 1) {
+        copy_async4(to + S::kStepKeys + key, a_.pages.v_scales + from, valid);
+      }
+    }
+  }
+
+  // All threads of the block bring their share, each when its own ring comes to the span.
+  __device__ __forceinline__ void copy_queries() {
+    const Unit& unit = units()[found_];
+    const uint32_t queries =
+        shared_address(shared_ + plan_.shared.queries) + query_offset(found_query_);
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < plan_.used_columns() * S::kQueryPieces;
+         i += S::kThreads) {
       const int column = i / S::kQueryPieces, piece = i % S::kQueryPieces;
       const int row = column / plan_.heads_per_unit, head = column % plan_.heads_per_unit;
       const bool valid =
@@ -151,32 +252,34 @@ class SpanStream {
       const std::int64_t query =
           std::int64_t{unit.first_row + row} * a_.num_heads + unit.first_head + head;
       copy_async16(
-          queries + place_of_piece<S::kQueryPieces>(column, piece),
+          RowPieces(queries, S::kQueryBytes, column, piece).first,
           static_cast<const bf16*>(a_.q) + (valid ? query * a_.pages.head_dim + piece * 8 : 0),
           valid);
     }
   }
 
-  // One more step: its page rows, and its unit for others to see after the next barrier.
-  __device__ __forceinline__ Step look_ahead() {
-    Step step;
+  // One more step. Its page table entries are on their way until its keys are copied.
+  __device__ __forceinline__ void look_ahead() {
+    starts_span_ = false;
     if (!done_) {
-      key_ += S::kStepKeys;
-      if (key_ >= end_) {
+      round_ += S::kRoundKeys;
+      if (round_ >= end_) {
         next_span();
-        step.starts_span = !done_;
+        starts_span_ = !done_;
       }
     }
-    step.exists = !done_;
-    step.kv_head = kv_head_;
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    const int first = round_ + strand_of_warp() * S::kStepKeys;
+    copies_ = !done_ && first < end_;
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
-      const int index = key_ + i * kWarp + lane;
-      const bool valid = step.exists && index >= a_.first_index && index < end_;
-      step.rows[i] = valid ? page_row(a_.batch, a_.pages, slot_, index, kv_head_) : kNoRow;
+      const int index = first + i * kWarp + lane_of_warp() % S::kStepKeys;
+      in_page_[i] = kNoRow;
+      if (!copies_ || index < a_.first_index || index >= end_) continue;
+      const int page = index / a_.batch.page_tokens;
+      in_page_[i] = static_cast<uint32_t>(index - page * a_.batch.page_tokens);
+      page_[i] = static_cast<uint32_t>(
+          __ldg(a_.batch.page_table + std::int64_t{slot_} * a_.batch.pages_per_sequence + page));
     }
-    return step;
   }
 
   // Items of one length lie beside each other, the longest first. Every other turn goes through the
@@ -188,38 +291,49 @@ class SpanStream {
   }
 
   __device__ void next_span() {
-    Unit* place = s_.units + found_ % Shared<S>::kUnits;
     Unit unit;
     if (spans_left_ > 0) {
       --spans_left_;
-      unit = s_.units[(found_ - 1) % Shared<S>::kUnits];
+      unit = units()[found_];
       ++unit.span;
     } else {
       done_ = !walk_.find(a_, plan_, next_item(), unit);
       if (done_) unit.num_rows = 0;
-      spans_left_ = unit.shared || done_ ? 0 : unit.num_spans - 1;
+      spans_left_ = unit.shared() || done_ ? 0 : unit.num_spans - 1;
       slot_ = unit.slot;
       kv_head_ = unit.kv_head;
     }
-    if (threadIdx.x == 0) *place = unit;
-    ++found_;
-    key_ = unit.first_key();
+    found_ = next_place(found_, unit_places(plan_.slots));
+    found_query_ = next_place(found_query_, query_places(plan_.slots));
+    __syncwarp();
+    if (lane_of_warp() == 0) units()[found_] = unit;
+    __syncwarp();
+    round_ = unit.first_key();
     end_ = unit.end();
   }
 
   const ops::PagedAttentionArgs& a_;
   const GeneratedPlan& plan_;
-  const Shared<S>& s_;
+  char* shared_;
+  // What is looked ahead to.
   Walk walk_;
   int turns_ = 0;       // items taken so far
   bool done_ = false;   // there is none
   int spans_left_ = 0;  // of a unit that is not shared
   int slot_ = 0, kv_head_ = 0;
-  int key_ = 0, end_ = 0;  // of the step that was looked ahead to, and its span
-  int found_ = 0;          // units
-  int fetched_ = 0;        // units whose queries have been fetched
-  int filling_ = 0;        // stage of the ring
-  Step now_, next_;        // whose keys or values are fetched next, and the one after
+  int round_ = 0, end_ = 0;  // first key of the strands' steps, and end of their span
+  bool starts_span_ = false;
+  bool copies_ = false;  // this strand has a step
+  uint32_t page_[kLaneKeys] = {}, in_page_[kLaneKeys];
+  bool fills_values_ = false;
+  // Places in rings. The first span found is number 0.
+  int found_ = -1, found_query_ = -1;
+  int filling_ = 0, filling_scales_ = 0;
+  int filled_ = 0;  // all of them, once
+  // What is worked on.
+  int unit_ = 0, unit_query_ = 0;
+  int held_ = -1;
+  int scales_ = 0;
 };
 
 }  // namespace tandem::cuda

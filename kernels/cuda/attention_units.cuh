@@ -17,9 +17,11 @@ struct alignas(16) Unit {
   int first_head = 0, num_heads = 0;
   int first_span = 0, num_spans = 1;
   int span = 0;
-  bool shared = false;                    // other blocks take its other spans
-  int first_bundle = 0, num_bundles = 0;  // in scratch memory, if shared
+  int first_bundle = 0, num_bundles = 0;  // in scratch memory
 
+  // Other blocks take its other spans.
+  __device__ __forceinline__ bool shared() const { return num_bundles > 0; }
+  __device__ __forceinline__ bool ends() const { return span == first_span + num_spans - 1; }
   __device__ __forceinline__ int first_key() const { return span_begin(span); }
   // Behind the last index of the span that one of the rows sees.
   __device__ __forceinline__ int end() const {
@@ -29,6 +31,7 @@ struct alignas(16) Unit {
     return column / plan.heads_per_unit < num_rows && column % plan.heads_per_unit < num_heads;
   }
 };
+static_assert(sizeof(Unit) == kUnitBytes);
 
 // Finds the items of work: of a shared segment the pairs of span and unit, the last spans, which
 // are the longest, first; of another one its units, with their first span. All warps of a block
@@ -85,10 +88,9 @@ class Walk {
       unit.first_position = start_position + row;
       unit.first_span = first_span;
       unit.num_spans = held(spans);
-      unit.shared = held(shared ? 1 : 0) != 0;
-      unit.span = unit.shared ? first_span + unit.num_spans - 1 - offset / num_units : first_span;
-      unit.num_bundles = held(bundles);
+      unit.num_bundles = held(shared ? bundles : 0);
       unit.first_bundle = held(bundles_end - bundles_needed) + number * unit.num_bundles;
+      unit.span = unit.shared() ? held(last_span) - offset / num_units : first_span;
       return true;
     }
     return false;

@@ -219,7 +219,11 @@ TEST(AttentionPlan, SpansCoverTheContextInOrder) {
     ASSERT_LT(span_begin(span), span_begin(span + 1));
     ASSERT_EQ(span_of(span_begin(span)), span);
     ASSERT_EQ(span_of(span_begin(span + 1) - 1), span);
-    ASSERT_EQ(span_begin(span) % step_keys(128), 0) << "steps are whole";
+    for (const int dim : {128, 256}) {
+      for (const int element_bytes : {1, 2}) {
+        ASSERT_EQ(span_begin(span) % step_keys(dim, element_bytes), 0) << "steps are whole";
+      }
+    }
   }
   EXPECT_EQ(num_bundles(0), 0);
   EXPECT_EQ(num_bundles(kShortSpan * kBundleSpans), 1);
@@ -228,21 +232,25 @@ TEST(AttentionPlan, SpansCoverTheContextInOrder) {
 
 TEST(AttentionPlan, UnitsHoldTheRowsOfASegment) {
   for (const auto& [rows, segments, columns, per_unit] :
-       {std::tuple{1, 1, 8, 1}, {8, 8, 8, 1}, {8, 4, 16, 2}, {16, 4, 24, 4}, {64, 1, 32, 5}}) {
+       {std::tuple{1, 1, 8, 1}, {8, 8, 8, 1}, {8, 4, 16, 2}, {16, 4, 32, 4}, {64, 1, 32, 5}}) {
     for (const int element_bytes : {2, 1}) {
       const AttentionSize size = generated_rows(rows, segments, element_bytes);
       for (const AttentionDevice& device : {kHopper, kSpark}) {
         const GeneratedPlan plan = plan_generated(size, device);
         EXPECT_EQ(plan.columns, columns);
         EXPECT_EQ(plan.rows_per_unit, per_unit);
-        EXPECT_LE(plan.rows_per_unit * plan.heads_per_unit, plan.columns);
-        EXPECT_LE(plan.shared_bytes, device.shared_bytes_per_block);
+        EXPECT_LE(plan.used_columns(), plan.columns);
+        EXPECT_LE(static_cast<std::size_t>(plan.shared.bytes), device.shared_bytes_per_block);
+        EXPECT_GE(plan.slots, kMinSlots);
+        EXPECT_LE(plan.slots, kMaxSlots);
         EXPECT_EQ(plan.grid % device.num_processors, 0);
         EXPECT_GE(plan.grid, device.num_processors);
       }
-      // As many blocks stay as registers have been set aside for: shared memory allows them.
+      // As many blocks stay as registers have been set aside for, and enough bytes are under way.
       const GeneratedPlan plan = plan_generated(size, kHopper);
-      EXPECT_EQ(plan.grid, generated_blocks(columns, element_bytes) * kHopper.num_processors);
+      const int blocks = plan.grid / kHopper.num_processors;
+      EXPECT_EQ(blocks, generated_blocks(columns));
+      EXPECT_GE(blocks * kStrands * (plan.slots - 1) * kSlotBytes, 128 << 10);
     }
   }
   AttentionSize many_heads = generated_rows(3, 1);
@@ -265,13 +273,22 @@ TEST(AttentionPlan, TypesAndClassesChooseTheKernel) {
             AttentionPath::kPlain);
 }
 
-// Where the keys and values of several steps lie, scales and queries beside them.
-TEST(AttentionPlan, AsManyBytesAreUnderWayInEitherFormat) {
-  for (const int columns : {8, 16, 24, 32}) {
-    const auto under_way = [&](int element_bytes) {
-      return (ring_stages(columns, element_bytes) - 1) * stage_bytes(element_bytes);
-    };
-    EXPECT_EQ(under_way(1), under_way(2));
+// The widest unit of the largest heads, whose queries take most.
+TEST(AttentionPlan, FullUnitsFitEveryDevice) {
+  for (const int group : {1, 8, 16, 32, 64}) {
+    for (const int rows : {1, 2, 32}) {
+      for (const int element_bytes : {2, 1}) {
+        AttentionSize size = generated_rows(rows, 1, element_bytes);
+        size.group = group;
+        for (const AttentionDevice& device : {kHopper, kSpark}) {
+          const GeneratedPlan plan = plan_generated(size, device);
+          EXPECT_LE(plan.used_columns(), plan.columns);
+          EXPECT_GE(plan.slots, kMinSlots);
+          EXPECT_EQ(plan.shared.units % 16, 0);
+          EXPECT_LT(static_cast<std::size_t>(plan.shared.bytes), device.shared_bytes_per_block);
+        }
+      }
+    }
   }
 }
 
@@ -279,12 +296,19 @@ TEST(AttentionPlan, WhatIsSharedFitsScratchMemoryAndCounters) {
   AttentionSize size = generated_rows(16, 4);
   const GeneratedPlan plan = plan_generated(size, kHopper);
   const auto unit_floats =
-      static_cast<std::size_t>(plan.rows_per_unit * plan.heads_per_unit * part_floats(256));
+      static_cast<std::size_t>(paired_columns(plan.used_columns()) * part_floats(256));
   EXPECT_LE(static_cast<std::size_t>(plan.bundles) * kBundleParts * unit_floats * sizeof(float),
             size.scratch_bytes);
   EXPECT_LE(2 * plan.bundles, size.max_arrivals);
   // Four sequences of 128K, which is 34 GB of keys and values in 16 layers.
   EXPECT_GE(plan.bundles, 4 * 4 * num_bundles(131072));
+  // One row of an odd number of heads, at the end of its table.
+  AttentionSize odd = generated_rows(1, 1);
+  for (const int group : {1, 7}) {
+    odd.group = group;
+    odd.scratch_bytes = attention_scratch_bytes(4 * group, 256, 1, odd.max_context);
+    EXPECT_GE(plan_generated(odd, kHopper).bundles, 4 * num_bundles(odd.max_context));
+  }
   size.scratch_bytes = 0;
   EXPECT_EQ(plan_generated(size, kHopper).bundles, 0);
   EXPECT_LE(attention_scratch_bytes(24, 256, 8192, 262144), std::size_t{256} << 20);

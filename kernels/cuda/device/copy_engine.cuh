@@ -11,15 +11,13 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/shared_address.cuh"
+
 namespace tandem::cuda {
 
 inline constexpr int kTileColumns = 64;
 inline constexpr int kTileRowBytes = 128;
 inline constexpr int kTileAlignment = 1024;
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 // Byte of a tile at which a 16-byte piece of a row begins.
 __device__ __forceinline__ int swizzled(int row, int piece) {

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/shared_address.cuh"
+
 namespace tandem::cuda {
 
 // Eight neighbouring bf16 columns of one row: what a lane brings to a step.
@@ -35,19 +37,22 @@ __device__ __forceinline__ void mma_step(float (&sums)[4], const Columns8& low,
   mma_m16n8k16(sums, low.pair[2], high.pair[2], low.pair[3], high.pair[3], b.pair[2], b.pair[3]);
 }
 
-// Copies 16 bytes to shared memory in the background, or zeros when `valid` is false.
-__device__ __forceinline__ void copy_async16(void* shared, const void* global, bool valid) {
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+// Copies 16 bytes to a shared address in the background, or zeros when `valid` is false.
+__device__ __forceinline__ void copy_async16(uint32_t shared, const void* global, bool valid) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(bytes)
                : "memory");
+}
+__device__ __forceinline__ void copy_async16(void* shared, const void* global, bool valid) {
+  copy_async16(shared_address(shared), global, valid);
 }
 
 // The same for four bytes, which go through the first-level cache.
 __device__ __forceinline__ void copy_async4(void* shared, const void* global, bool valid) {
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int bytes = valid ? 4 : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(bytes)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(bytes)
                : "memory");
 }
 
