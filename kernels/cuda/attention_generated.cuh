@@ -18,7 +18,7 @@
 // a key's scale multiplies its scores, a value's its probabilities.
 //
 // What bounds it: on an H200 a processor's share of the bandwidth brings a step of 16 keys of 256
-// dimensions, 16 KB, in 0.5 us. A warp takes about one for it, nearly all of them latencies of its
+// dimensions, 16 KB, in 0.5 us. By counting, a warp takes about one, nearly all latencies of its
 // own; eight do so at a time. With FP8 a step is 32 keys and four times the instructions, half of
 // what the processor starts in that time. A short context of one sequence is all latency, at the
 // start segments, page table and keys, one after the other, at the end parts: its spans are few.

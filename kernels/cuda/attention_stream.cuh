@@ -275,7 +275,7 @@ class StrandStream {
       const int index = first + i * kWarp + lane_of_warp() % S::kStepKeys;
       in_page_[i] = kNoRow;
       if (!copies_ || index < a_.first_index || index >= end_) continue;
-      const int page = index / a_.batch.page_tokens;
+      const int page = quotient(index, a_.batch.page_tokens);
       in_page_[i] = static_cast<uint32_t>(index - page * a_.batch.page_tokens);
       page_[i] = static_cast<uint32_t>(
           __ldg(a_.batch.page_table + std::int64_t{slot_} * a_.batch.pages_per_sequence + page));

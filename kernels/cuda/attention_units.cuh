@@ -33,6 +33,12 @@ struct alignas(16) Unit {
 };
 static_assert(sizeof(Unit) == kUnitBytes);
 
+// n / d, of n >= 0 and d > 0. Most divisors here are powers of two, often 1, and blocks begin with
+// one division after the other.
+__device__ __forceinline__ int quotient(int n, int d) {
+  return (d & (d - 1)) == 0 ? n >> (31 - __clz(d)) : n / d;
+}
+
 // Finds the items of work: of a shared segment the pairs of span and unit, the last spans, which
 // are the longest, first; of another one its units, with their first span. All warps of a block
 // walk alike.
@@ -46,7 +52,7 @@ class Walk {
       const int index = segment_ + static_cast<int>(threadIdx.x % kWarp);
       const ops::Segment segment =
           index < a.batch.num_segments ? a.batch.segments[index] : ops::Segment{};
-      const int groups = (segment.num_rows + plan.rows_per_unit - 1) / plan.rows_per_unit;
+      const int groups = quotient(segment.num_rows + plan.rows_per_unit - 1, plan.rows_per_unit);
       const int units = groups * a.pages.num_kv_heads * plan.head_units;
       const int first_span = span_of(a.first_index);
       const int last_span =
@@ -73,24 +79,25 @@ class Walk {
       const int num_units = held(units), num_groups = held(groups);
       const int segment_rows = held(segment.num_rows), first_row = held(segment.first_row);
       const int start_position = held(segment.start_position);
-      const int number = offset % num_units;
-      const int group = number % num_groups;
-      const int heads = number / num_groups;
+      const int spans_before = quotient(offset, num_units);  // if they are shared
+      const int number = offset - spans_before * num_units;
+      const int heads = quotient(number, num_groups);
+      const int row = (number - heads * num_groups) * plan.rows_per_unit;
       const int heads_of_kv = a.num_heads / a.pages.num_kv_heads;
-      const int row = group * plan.rows_per_unit;
-      const int head = heads % plan.head_units * plan.heads_per_unit;
+      const int kv_head = quotient(heads, plan.head_units);
+      const int head = (heads - kv_head * plan.head_units) * plan.heads_per_unit;
       unit.slot = held(segment.slot);
       unit.first_row = first_row + row;
       unit.num_rows = min(plan.rows_per_unit, segment_rows - row);
-      unit.kv_head = heads / plan.head_units;
-      unit.first_head = unit.kv_head * heads_of_kv + head;
+      unit.kv_head = kv_head;
+      unit.first_head = kv_head * heads_of_kv + head;
       unit.num_heads = min(plan.heads_per_unit, heads_of_kv - head);
       unit.first_position = start_position + row;
       unit.first_span = first_span;
       unit.num_spans = held(spans);
       unit.num_bundles = held(shared ? bundles : 0);
       unit.first_bundle = held(bundles_end - bundles_needed) + number * unit.num_bundles;
-      unit.span = unit.shared() ? held(last_span) - offset / num_units : first_span;
+      unit.span = unit.shared() ? held(last_span) - spans_before : first_span;
       return true;
     }
     return false;

@@ -225,27 +225,54 @@ TEST(PagedAttention, RowsDoNotDependOnTheirBatch) {
 }
 
 // Rows of a segment share its keys: as many as there are, they are the rows that each is alone.
-// Groups of six heads, whose columns fill no tile of eight.
+// Groups whose columns fill no tile of eight, and some that fill up to four; first rows just before
+// borders of steps, of rounds of steps, and of spans.
 TEST(PagedAttention, RowsOfASegmentAreThoseOfEachAlone) {
   const auto backend = test_backend(2);
-  for (const int dim : {64, 256}) {
+  for (const Heads& heads :
+       {Heads{6, 1, 64}, Heads{6, 1, 256}, Heads{8, 1, 128}, Heads{5, 1, 256}}) {
     for (const Kind& kind : kKinds) {
-      Cache cache = filled_cache(kind.format, 16, {6, 1, dim});
+      Cache cache = filled_cache(kind.format, 16, heads);
       const Options options{.row_class = kind.row_class};
-      std::vector<float> alone;
-      for (int position = 252; position < 258; ++position) {
-        const auto row = attend(*backend, kind.dtype, cache, {{1, position}}, options);
-        alone.insert(alone.end(), row.begin(), row.end());
+      for (const int first : {13, 60, 125, 252}) {
+        std::vector<float> alone;
+        for (int i = 0; i < 6; ++i) {
+          const auto row = attend(*backend, kind.dtype, cache, {{1, first + i}}, options);
+          alone.insert(alone.end(), row.begin(), row.end());
+        }
+        for (int count = 2; count <= 6; ++count) {
+          std::vector<Row> rows;
+          for (int i = 0; i < count; ++i) rows.push_back({1, first + i});
+          const std::size_t size = alone.size() / 6 * rows.size();
+          const std::vector<float> expected(alone.begin(),
+                                            alone.begin() + static_cast<std::ptrdiff_t>(size));
+          EXPECT_EQ(first_difference(expected, attend(*backend, kind.dtype, cache, rows, options)),
+                    "")
+              << count << " rows from " << first << ", " << heads.query << " heads of "
+              << heads.dim;
+        }
       }
-      for (int count = 2; count <= 6; ++count) {
-        std::vector<Row> rows;
-        for (int i = 0; i < count; ++i) rows.push_back({1, 252 + i});
-        const std::size_t size = alone.size() / 6 * rows.size();
-        const std::vector<float> expected(alone.begin(),
-                                          alone.begin() + static_cast<std::ptrdiff_t>(size));
-        EXPECT_EQ(first_difference(expected, attend(*backend, kind.dtype, cache, rows, options)),
-                  "")
-            << count << " rows of " << dim;
+    }
+  }
+}
+
+// Contexts that end at, just before and just behind borders of steps, of rounds of steps among the
+// warps of a block, and of spans; the first entry there too.
+TEST(PagedAttention, BordersOfSteps) {
+  const auto backend = test_backend(2);
+  for (const Heads& heads : {Heads{6, 1, 256}, Heads{3, 1, 128}}) {
+    for (const KvFormat format : kNarrowFormats) {
+      Cache cache = filled_cache(format, 16, heads);
+      std::vector<Row> rows;
+      for (const int border : {16, 32, 48, 64, 128, 192, 256, 384, 512, 640}) {
+        for (int position = border - 2; position <= border; ++position) {
+          rows.push_back({rows.size() % 2 == 0 ? 0 : 1, position});
+        }
+      }
+      for (const int first_index : {0, 15, 16, 127, 128, 130}) {
+        const Options options{.row_class = RowClass::kGenerated, .first_index = first_index};
+        expect_attention(attend(*backend, DType::kBF16, cache, rows, options), DType::kBF16, cache,
+                         rows, options);
       }
     }
   }
