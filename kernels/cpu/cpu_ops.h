@@ -14,6 +14,7 @@
 #include "kernels/ops/device_timer.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/embedding.h"
+#include "kernels/ops/gated_delta_mix.h"
 #include "kernels/ops/gated_delta_rule.h"
 #include "kernels/ops/gated_rms_norm.h"
 #include "kernels/ops/linear.h"
@@ -34,6 +35,7 @@ void scatter_rows(CpuBackend& backend, const ops::ScatterRowsArgs& args);
 void cast(CpuBackend& backend, const ops::CastArgs& args);
 void add(CpuBackend& backend, const ops::AddArgs& args);
 void embedding(CpuBackend& backend, const ops::EmbeddingArgs& args);
+void gated_delta_mix(CpuBackend& backend, const ops::GatedDeltaMixArgs& args);
 void gated_delta_rule(CpuBackend& backend, const ops::GatedDeltaRuleArgs& args);
 std::size_t gated_delta_rule_scratch_bytes(const CpuBackend& backend, const ops::GdnShape& shape,
                                            int max_rows);

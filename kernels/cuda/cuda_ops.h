@@ -15,6 +15,7 @@
 #include "kernels/ops/device_timer.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/embedding.h"
+#include "kernels/ops/gated_delta_mix.h"
 #include "kernels/ops/gated_delta_rule.h"
 #include "kernels/ops/gated_rms_norm.h"
 #include "kernels/ops/linear.h"
@@ -35,6 +36,7 @@ void scatter_rows(CudaBackend& backend, const ops::ScatterRowsArgs& args);
 void cast(CudaBackend& backend, const ops::CastArgs& args);
 void add(CudaBackend& backend, const ops::AddArgs& args);
 void embedding(CudaBackend& backend, const ops::EmbeddingArgs& args);
+void gated_delta_mix(CudaBackend& backend, const ops::GatedDeltaMixArgs& args);
 void gated_delta_rule(CudaBackend& backend, const ops::GatedDeltaRuleArgs& args);
 std::size_t gated_delta_rule_scratch_bytes(const CudaBackend& backend, const ops::GdnShape& shape,
                                            int max_rows);

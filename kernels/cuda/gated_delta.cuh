@@ -14,10 +14,14 @@ struct GdnGate {
   float beta = 0;
 };
 
+__device__ __forceinline__ GdnGate gate_of(float a, float b, float a_log, float dt_bias) {
+  return {-expf(a_log) * softplus(a + dt_bias), sigmoid(b)};
+}
+
 __device__ __forceinline__ GdnGate gate_of_row(const ops::GatedDeltaRuleArgs& a, std::int64_t row,
                                                int head) {
   const std::int64_t i = row * a.shape.num_v_heads + head;
-  return {-expf(a.a_log[head]) * softplus(a.a[i] + a.dt_bias[head]), sigmoid(a.b[i])};
+  return gate_of(a.a[i], a.b[i], a.a_log[head], a.dt_bias[head]);
 }
 
 // The layout of GdnState::round_gates, [.., 2, num_v_heads].
@@ -50,7 +54,7 @@ __device__ __forceinline__ float norm_scale(const T* x, int n) {
   return 1.0f / sqrtf(warp_sum(squares) + 1e-6f);
 }
 
-__device__ __forceinline__ float query_factor(int k_dim) {
+__host__ __device__ __forceinline__ float query_factor(int k_dim) {
   return 1.0f / sqrtf(static_cast<float>(k_dim));
 }
 

@@ -1,13 +1,12 @@
-// The gated delta rule row by row, for generated rows. A column of the state (one value dimension)
-// never meets another, so a lane keeps 16 keys of four neighbouring columns in registers for the
-// whole round: they are read once, all loads under way together, replayed rows are applied, they
-// are stored, and the new rows run on what the registers hold. A sum over keys is one chain in each
-// lane, then a tree over the lanes that share the columns.
+// The gated delta rule row by row, for generated rows of any shape; most rounds of known models are
+// gated_delta_mix.cu's. A lane's columns of the state are read once, all loads under way together,
+// replayed rows are applied, they are stored, and the new rows run on what the registers hold.
 //
 // Everything that the rows of a round bring - keys, queries, values, gates, of replayed and of new
 // rows - is loaded while the state is on its way: a round waits for memory once, not once a row.
 #include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/gated_delta.cuh"
+#include "kernels/cuda/gated_delta_columns.cuh"
 
 namespace tandem::cuda {
 namespace {
@@ -16,56 +15,26 @@ constexpr int kThreads = 64;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kRecordThreads = 320;
 constexpr int kRowsAtOnce = 12;  // a round of six after six accepted rows
-constexpr int kGroup = 4;        // neighbouring columns of a lane
-constexpr int kPart = 16;        // keys of a lane
-// In shared memory: eight lanes that read the same of their parts use all banks once.
-constexpr int kPaddedPart = kPart + 4;
-
-struct RowInputs {
-  float decay = 0, beta = 0;
-};
 
 // kParts: lanes of a column. Keys and queries are zero beyond k_dim.
 template <int kParts>
 struct RoundShape {
-  static constexpr int kLaneGroups = kWarp / kParts;  // groups of columns of a warp
-  static constexpr int kWarpColumns = kLaneGroups * kGroup;
-  static constexpr int kColumns = kWarps * kWarpColumns;  // of a block
-  static constexpr int kVector = kParts * kPart;          // keys of a row
+  static constexpr int kColumns = kWarps * StateColumns<kParts>::kWarpColumns;  // of a block
+  static constexpr int kVector = kParts * kLaneKeys;                            // keys of a row
 };
 
 template <int kParts>
 struct RoundShared {
-  float k[kRowsAtOnce][kParts * kPaddedPart];
-  float q[kRowsAtOnce][kParts * kPaddedPart];
+  float k[kRowsAtOnce][kParts * kPaddedKeys];
+  float q[kRowsAtOnce][kParts * kPaddedKeys];
   float v[kRowsAtOnce][RoundShape<kParts>::kColumns];
-  RowInputs inputs[kRowsAtOnce];
+  RowGate gates[kRowsAtOnce];
 };
-
-__device__ __forceinline__ float4 widen4(const float* x) {
-  return *reinterpret_cast<const float4*>(x);
-}
-__device__ __forceinline__ float4 widen4(const bf16* x) {
-  const uint2 v = *reinterpret_cast<const uint2*>(x);
-  return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
-                     __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
-}
-
-__device__ __forceinline__ float4 scaled(const float4& x, float factor) {
-  return make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
-}
-
-// sums += factor * x, each element by itself.
-__device__ __forceinline__ void add_scaled(float factor, const float4& x, float4& sums) {
-  sums.x = fmaf(factor, x.x, sums.x);
-  sums.y = fmaf(factor, x.y, sums.y);
-  sums.z = fmaf(factor, x.z, sums.z);
-  sums.w = fmaf(factor, x.w, sums.w);
-}
 
 template <class T, int kParts>
 class Columns {
   using Shape = RoundShape<kParts>;
+  using State = StateColumns<kParts>;
 
  public:
   __device__ Columns(const ops::GatedDeltaRuleArgs& a, RoundShared<kParts>& shared)
@@ -76,19 +45,19 @@ class Columns {
         v_head_(static_cast<int>(blockIdx.y)),
         warp_(static_cast<int>(threadIdx.x) / kWarp),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
-        part_(lane_ / Shape::kLaneGroups),
+        part_(State::part(lane_)),
         first_column_(static_cast<int>(blockIdx.z) * Shape::kColumns),
-        column_(warp_ * Shape::kWarpColumns + lane_ % Shape::kLaneGroups * kGroup),
+        column_(warp_ * State::kWarpColumns + State::column(lane_)),
         // Widths are multiples of 16.
         exists_(first_column_ + column_ < a.shape.v_dim),
-        stored_(exists_ && part_ * kPart < a.shape.k_dim),
+        stored_(exists_ && part_ * kLaneKeys < a.shape.k_dim),
         head_(gdn_head(a.shape, v_head_)),
         record_(std::int64_t{segment_.slot} * a.state.max_round_rows) {}
 
   // Rows 0 .. pending - 1 are replayed, the others new.
   __device__ void run() {
     if (segment_.num_rows == 0) return;
-    load_state();
+    s_.load(state(), a_.shape.v_dim, stored_);
     const int rows = pending_ + segment_.num_rows;
     for (int first = 0; first < rows; first += kRowsAtOnce) {
       const int n = min(kRowsAtOnce, rows - first);
@@ -97,8 +66,10 @@ class Columns {
       __syncthreads();
       for (int i = 0; i < n; ++i) {
         const bool replayed = first + i < pending_;
-        const float4 out = step(i, replayed);
-        if (first + i == pending_ - 1) store_state();
+        const float4 v = *reinterpret_cast<const float4*>(shared_.v[i] + column_);
+        const float4 out =
+            s_.step(shared_.gates[i], shared_.k[i], shared_.q[i], v, part_, replayed);
+        if (first + i == pending_ - 1 && stored_) s_.store(state(), a_.shape.v_dim);
         if (replayed || !exists_ || part_ != 0) continue;
         const std::int64_t row = std::int64_t{segment_.first_row} + first + i - pending_;
         float* to = a_.out + (row * a_.shape.num_v_heads + v_head_) * a_.shape.v_dim;
@@ -112,24 +83,9 @@ class Columns {
     const std::int64_t v_dim = a_.shape.v_dim;
     return a_.state.s +
            ((std::int64_t{segment_.slot} * a_.shape.num_v_heads + v_head_) * a_.shape.k_dim +
-            part_ * kPart) *
+            part_ * kLaneKeys) *
                v_dim +
            first_column_ + column_;
-  }
-
-  __device__ void load_state() {
-    const float* from = state();
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) {
-      s_[i] = stored_ ? widen4(from + i * a_.shape.v_dim) : make_float4(0, 0, 0, 0);
-    }
-  }
-
-  __device__ void store_state() const {
-    if (!stored_) return;
-    float* to = state();
-#pragma unroll
-    for (int i = 0; i < kPart; ++i) *reinterpret_cast<float4*>(to + i * a_.shape.v_dim) = s_[i];
   }
 
   __device__ const T* qkv_of(int row) const {
@@ -147,11 +103,11 @@ class Columns {
           row < pending_
               ? recorded_gate(a_, record_ + row, v_head_)
               : gate_of_row(a_, std::int64_t{segment_.first_row} + row - pending_, v_head_);
-      shared_.inputs[threadIdx.x] = {expf(gate.g), gate.beta};
+      shared_.gates[threadIdx.x] = {expf(gate.g), gate.beta};
     }
-    constexpr int kGroups = Shape::kColumns / kGroup;
+    constexpr int kGroups = Shape::kColumns / kLaneColumns;
     for (int i = static_cast<int>(threadIdx.x); i < rows * kGroups; i += kThreads) {
-      const int column = i % kGroups * kGroup;
+      const int column = i % kGroups * kLaneColumns;
       const bool exists = first_column_ + column < a_.shape.v_dim;
       const T* v = qkv_of(first + i / kGroups) + head_.v + first_column_ + column;
       *reinterpret_cast<float4*>(shared_.v[i / kGroups] + column) =
@@ -165,14 +121,14 @@ class Columns {
   // Keys (even vectors) and queries (odd ones) of a few rows, normed: vectors i, i + kWarps, ...
   // below `end`, one at a time to a warp, but loaded together.
   __device__ void prepare_vectors(int first, int i, int end) {
-    constexpr int kPieces = Shape::kVector / (kWarp * kGroup);
+    constexpr int kPieces = Shape::kVector / (kWarp * kLaneColumns);
     float4 x[kVectorsAtOnce][kPieces];
 #pragma unroll
     for (int n = 0; n < kVectorsAtOnce; ++n) {
       const int vector = i + n * kWarps;
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) {
-        const int d = (p * kWarp + lane_) * kGroup;
+        const int d = (p * kWarp + lane_) * kLaneColumns;
         const bool exists = vector < end && d < a_.shape.k_dim;
         const std::int64_t head = vector % 2 == 0 ? head_.k : head_.q;
         x[n][p] = exists ? widen4(qkv_of(first + vector / 2) + head + d) : make_float4(0, 0, 0, 0);
@@ -184,71 +140,17 @@ class Columns {
       if (vector >= end) break;
       float squares = 0;
 #pragma unroll
-      for (int p = 0; p < kPieces; ++p) {
-        squares = fmaf(x[n][p].x, x[n][p].x, squares);
-        squares = fmaf(x[n][p].y, x[n][p].y, squares);
-        squares = fmaf(x[n][p].z, x[n][p].z, squares);
-        squares = fmaf(x[n][p].w, x[n][p].w, squares);
-      }
+      for (int p = 0; p < kPieces; ++p) squares = add_squares(x[n][p], squares);
       const bool is_key = vector % 2 == 0;
-      const float norm = 1.0f / sqrtf(warp_sum(squares) + 1e-6f);
+      const float norm = unit_factor(squares);
       const float factor = is_key ? norm : norm * query_factor(a_.shape.k_dim);
       float* to = is_key ? shared_.k[vector / 2] : shared_.q[vector / 2];
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) {
-        const int d = (p * kWarp + lane_) * kGroup;
-        *reinterpret_cast<float4*>(to + d / kPart * kPaddedPart + d % kPart) =
-            scaled(x[n][p], factor);
+        const int d = (p * kWarp + lane_) * kLaneColumns;
+        *reinterpret_cast<float4*>(to + padded_place(d)) = scaled(x[n][p], factor);
       }
     }
-  }
-
-  // Over the lanes of a column; all of them get it.
-  static __device__ __forceinline__ float column_sum(float sum) {
-#pragma unroll
-    for (int distance = Shape::kLaneGroups; distance < kWarp; distance *= 2) {
-      sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    }
-    return sum;
-  }
-
-  static __device__ __forceinline__ float4 column_sums(const float4& x) {
-    return make_float4(column_sum(x.x), column_sum(x.y), column_sum(x.z), column_sum(x.w));
-  }
-
-  // One row on the columns; its outputs, unless it is replayed.
-  __device__ __forceinline__ float4 step(int row, bool replayed) {
-    const float decay = shared_.inputs[row].decay, beta = shared_.inputs[row].beta;
-    const auto* k = reinterpret_cast<const float4*>(shared_.k[row] + part_ * kPaddedPart);
-    const auto* q = reinterpret_cast<const float4*>(shared_.q[row] + part_ * kPaddedPart);
-    float4 read = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int i = 0; i < kPart; i += 4) {
-      const float4 key = k[i / 4];
-      const float keys[4] = {key.x, key.y, key.z, key.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        s_[i + j] = scaled(s_[i + j], decay);
-        add_scaled(keys[j], s_[i + j], read);
-      }
-    }
-    read = column_sums(read);
-    const float4 v = *reinterpret_cast<const float4*>(shared_.v[row] + column_);
-    const float4 u = make_float4(beta * (v.x - read.x), beta * (v.y - read.y),
-                                 beta * (v.z - read.z), beta * (v.w - read.w));
-    float4 out = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int i = 0; i < kPart; i += 4) {
-      const float4 key = k[i / 4], query = q[i / 4];
-      const float keys[4] = {key.x, key.y, key.z, key.w};
-      const float queries[4] = {query.x, query.y, query.z, query.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        add_scaled(keys[j], u, s_[i + j]);
-        add_scaled(queries[j], s_[i + j], out);
-      }
-    }
-    return replayed ? out : column_sums(out);
   }
 
   static constexpr int kVectorsAtOnce = 4;
@@ -265,7 +167,7 @@ class Columns {
   const bool exists_, stored_;
   const GdnHead head_;
   const std::int64_t record_;
-  float4 s_[kPart];
+  State s_;
 };
 
 template <class T, int kParts>
@@ -312,8 +214,8 @@ void run(const CudaBackend& backend, const ops::GatedDeltaRuleArgs& args) {
     return dim3(segments, heads, blocks_for(args.shape.v_dim, columns));
   };
   constexpr int kNarrow = 8, kWide = 16;  // lanes of a column
-  static_assert(ops::kMaxGdnDim <= kWide * kPart);
-  if (args.shape.k_dim <= kNarrow * kPart) {
+  static_assert(ops::kMaxGdnDim <= kWide * kLaneKeys);
+  if (args.shape.k_dim <= kNarrow * kLaneKeys) {
     launch_overlapping(backend, gated_delta_recurrent_kernel<T, kNarrow>,
                        strips(RoundShape<kNarrow>::kColumns), kThreads, 0, args);
   } else {

@@ -32,6 +32,9 @@ struct CausalConvArgs {
   void* y = nullptr;  // [rows, channels], contiguous; must not alias u
 };
 
+// Throws unless the arguments are valid; false if there is nothing to do.
+bool check_causal_conv(const CausalConvArgs& args);
+
 void causal_conv(Backend& backend, const CausalConvArgs& args);
 
 }  // namespace tandem::ops

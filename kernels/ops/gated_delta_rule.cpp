@@ -33,10 +33,10 @@ std::size_t gated_delta_rule_scratch_bytes(const Backend& backend, const GdnShap
   TANDEM_DISPATCH(gated_delta_rule_scratch_bytes, backend, shape, max_rows);
 }
 
-void gated_delta_rule(Backend& backend, const GatedDeltaRuleArgs& args) {
+bool check_gated_delta_rule(const GatedDeltaRuleArgs& args) {
   check_batch(args.batch);
   check_shape(args.shape);
-  if (args.batch.num_rows == 0) return;
+  if (args.batch.num_rows == 0) return false;
   check_float_dtype(args.dtype, "qkv, round_qkv");
   check_present(args.batch.segments, "segments");
   check_present(args.batch.pending_rows, "pending_rows");
@@ -54,7 +54,11 @@ void gated_delta_rule(Backend& backend, const GatedDeltaRuleArgs& args) {
   }
   check_present(args.out, "out");
   check_present(args.scratch, "scratch");
-  TANDEM_DISPATCH(gated_delta_rule, backend, args);
+  return true;
+}
+
+void gated_delta_rule(Backend& backend, const GatedDeltaRuleArgs& args) {
+  if (check_gated_delta_rule(args)) TANDEM_DISPATCH(gated_delta_rule, backend, args);
 }
 
 }  // namespace tandem::ops

@@ -65,6 +65,9 @@ struct GatedDeltaRuleArgs {
 std::size_t gated_delta_rule_scratch_bytes(const Backend& backend, const GdnShape& shape,
                                            int max_rows);
 
+// Throws unless the arguments are valid; false if there is nothing to do.
+bool check_gated_delta_rule(const GatedDeltaRuleArgs& args);
+
 // kGenerated: first applies the slot's pending_rows accepted rows of the previous round to S and
 // stores S, then runs the segment's rows on a copy and records their inputs for the next round.
 // The arithmetic of a replayed row is that of its first pass, bit for bit.

@@ -24,6 +24,9 @@ struct GatedRmsNormArgs {
   void* y = nullptr;  // [num_rows, num_heads, width]; may alias z
 };
 
+// Throws unless the arguments are valid; false if there is nothing to do.
+bool check_gated_rms_norm(const GatedRmsNormArgs& args);
+
 void gated_rms_norm(Backend& backend, const GatedRmsNormArgs& args);
 
 }  // namespace tandem::ops

@@ -3,7 +3,7 @@
 #include <array>
 #include <vector>
 
-#include "kernels/ops/causal_conv.h"
+#include "kernels/ops/gated_delta_mix.h"
 
 namespace tandem {
 namespace {
@@ -109,37 +109,37 @@ void GatedDeltaNet::forward(const LayerContext& context, const ops::BatchView& b
 
   forward_together(context, x, rows,
                    {{qkv_, u, t}, {z_, z, t}, {b_, b, DType::kF32}, {a_, a, DType::kF32}});
-  ops::causal_conv(context.backend, {.batch = batch,
-                                     .u = u,
-                                     .dtype = t,
-                                     .u_stride = channels,
-                                     .channels = static_cast<int>(channels),
-                                     .kernel = static_cast<int>(config_.conv_kernel),
-                                     .weight = conv_weight_,
-                                     .window = window_,
-                                     .max_round_rows = max_round_rows_,
-                                     .y = qkv});
-  ops::gated_delta_rule(context.backend, {.batch = batch,
-                                          .shape = shape_,
-                                          .qkv = qkv,
-                                          .dtype = t,
-                                          .a = a,
-                                          .b = b,
-                                          .a_log = a_log_,
-                                          .dt_bias = dt_bias_,
-                                          .state = state_,
-                                          .out = o,
-                                          .scratch = rule_scratch});
-  ops::gated_rms_norm(context.backend, {.o = o,
-                                        .z = z,
-                                        .dtype = t,
-                                        .weight = norm_weight_,
-                                        .eps = static_cast<float>(config_.eps),
-                                        .activation = config_.gate,
-                                        .num_rows = rows,
-                                        .num_heads = shape_.num_v_heads,
-                                        .width = shape_.v_dim,
-                                        .y = z});
+  ops::gated_delta_mix(context.backend, {.conv = {.batch = batch,
+                                                  .u = u,
+                                                  .dtype = t,
+                                                  .u_stride = channels,
+                                                  .channels = static_cast<int>(channels),
+                                                  .kernel = static_cast<int>(config_.conv_kernel),
+                                                  .weight = conv_weight_,
+                                                  .window = window_,
+                                                  .max_round_rows = max_round_rows_,
+                                                  .y = qkv},
+                                         .rule = {.batch = batch,
+                                                  .shape = shape_,
+                                                  .qkv = qkv,
+                                                  .dtype = t,
+                                                  .a = a,
+                                                  .b = b,
+                                                  .a_log = a_log_,
+                                                  .dt_bias = dt_bias_,
+                                                  .state = state_,
+                                                  .out = o,
+                                                  .scratch = rule_scratch},
+                                         .norm = {.o = o,
+                                                  .z = z,
+                                                  .dtype = t,
+                                                  .weight = norm_weight_,
+                                                  .eps = static_cast<float>(config_.eps),
+                                                  .activation = config_.gate,
+                                                  .num_rows = rows,
+                                                  .num_heads = shape_.num_v_heads,
+                                                  .width = shape_.v_dim,
+                                                  .y = z}});
   out_.forward(context, z, rows, out);
 }
 

@@ -14,7 +14,7 @@
 #include "base/types.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/handles.h"
-#include "kernels/ops/gated_delta_rule.h"
+#include "kernels/ops/gated_delta_mix.h"
 #include "kernels/ops/linear.h"
 #include "kernels/ops/paged_attention.h"
 #include "kernels/ops/rms_norm.h"
@@ -105,7 +105,7 @@ class Bench {
             const std::function<void()>& op) {
     if (!wants(name)) return;
     const double s = seconds(calls, op);
-    fmt::print("{:<52} {:>9.1f} us {:>7.0f} GB/s {:>8.1f} TFLOP/s\n", name, s * 1e6,
+    fmt::print("{:<62} {:>9.1f} us {:>7.0f} GB/s {:>8.1f} TFLOP/s\n", name, s * 1e6,
                bytes / s / 1e9, flops / s / 1e12);
     std::fflush(stdout);  // a later failure leaves what has been measured
   }
@@ -314,6 +314,81 @@ void bench_delta_rule(Bench& bench, ops::RowClass row_class, int sequences, int 
              [&] { ops::gated_delta_rule(b, args); });
 }
 
+// Convolution, delta rule and gated norm of rounds, all rows of the round before accepted: as one
+// operator and as three. Layers take turns, so that no state is in the second-level cache.
+void bench_delta_mix(Bench& bench, int sequences, int rows) {
+  const ops::GdnShape shape{.num_k_heads = 16, .num_v_heads = 48, .k_dim = 128, .v_dim = 128};
+  constexpr int kMaxRound = 8, kTaps = 4, kLayers = 24;
+  const std::string name =
+      fmt::format("delta mix, {} x {} generated rows, {} pending", sequences, rows, rows);
+  if (!bench.wants(name + ", one operator") && !bench.wants(name + ", three operators")) return;
+  Backend& b = bench.backend();
+  const Batch batch(b, ops::RowClass::kGenerated, sequences, rows, 1024, rows, 1024);
+  const auto total = static_cast<std::size_t>(sequences * rows);
+  const auto slots = static_cast<std::size_t>(sequences);
+  const auto channels = static_cast<std::size_t>(shape.channels());
+  constexpr std::size_t kHeads = 48, kValues = 48 * 128, kStateBytes = kValues * 128 * 4;
+  struct Layer {
+    Buffer conv_weight, window, state, round_qkv, round_gates;
+  };
+  std::vector<std::unique_ptr<Layer>> layers;
+  for (int i = 0; i < kLayers; ++i) {
+    layers.emplace_back(new Layer{{b, normal_floats(channels * kTaps)},
+                                  {b, normal_bf16(slots * (kTaps - 1 + kMaxRound) * channels)},
+                                  {b, slots * kStateBytes},
+                                  {b, normal_bf16(slots * kMaxRound * channels)},
+                                  {b, std::vector<float>(slots * kMaxRound * 2 * kHeads, -0.5f)}});
+    b.zero(layers.back()->state.as(), slots * kStateBytes);
+  }
+  const Buffer u(b, normal_bf16(total * channels)), qkv(b, total * channels * 2);
+  const Buffer a(b, normal_floats(total * kHeads)), beta(b, normal_floats(total * kHeads));
+  const Buffer a_log(b, normal_floats(kHeads)), dt_bias(b, normal_floats(kHeads));
+  const Buffer o(b, total * kValues * 4), z(b, normal_bf16(total * kValues));
+  const Buffer y(b, total * kValues * 2), norm_weight(b, normal_floats(128));
+  const Buffer scratch(b, ops::gated_delta_rule_scratch_bytes(b, shape, static_cast<int>(total)));
+  int turn = 0;
+  const auto next = [&] {
+    const Layer& layer = *layers[static_cast<std::size_t>(turn++ % kLayers)];
+    return ops::GatedDeltaMixArgs{.conv = {.batch = batch.view,
+                                           .u = u.as(),
+                                           .u_stride = shape.channels(),
+                                           .channels = static_cast<int>(shape.channels()),
+                                           .kernel = kTaps,
+                                           .weight = layer.conv_weight.as<float>(),
+                                           .window = layer.window.as(),
+                                           .max_round_rows = kMaxRound,
+                                           .y = qkv.as()},
+                                  .rule = {.batch = batch.view,
+                                           .shape = shape,
+                                           .qkv = qkv.as(),
+                                           .a = a.as<float>(),
+                                           .b = beta.as<float>(),
+                                           .a_log = a_log.as<float>(),
+                                           .dt_bias = dt_bias.as<float>(),
+                                           .state = {.s = layer.state.as<float>(),
+                                                     .round_qkv = layer.round_qkv.as(),
+                                                     .round_gates = layer.round_gates.as<float>(),
+                                                     .max_round_rows = kMaxRound},
+                                           .out = o.as<float>(),
+                                           .scratch = scratch.as()},
+                                  .norm = {.o = o.as<float>(),
+                                           .z = z.as(),
+                                           .weight = norm_weight.as<float>(),
+                                           .num_rows = static_cast<int>(total),
+                                           .num_heads = 48,
+                                           .width = 128,
+                                           .y = y.as()}};
+  };
+  const double bytes = 2.0 * static_cast<double>(slots * kStateBytes);
+  bench.line(name + ", one operator", bytes, 0, kLayers, [&] { ops::gated_delta_mix(b, next()); });
+  bench.line(name + ", three operators", bytes, 0, kLayers, [&] {
+    const ops::GatedDeltaMixArgs args = next();
+    ops::causal_conv(b, args.conv);
+    ops::gated_delta_rule(b, args.rule);
+    ops::gated_rms_norm(b, args.norm);
+  });
+}
+
 void bench_rows(Bench& bench) {
   constexpr int kVocab = 248320;
   Backend& b = bench.backend();
@@ -394,6 +469,9 @@ void run(const std::string& part) {
     bench_delta_rule(bench, RowClass::kPrompt, 1, 512, 0);
     bench_delta_rule(bench, RowClass::kPrompt, 1, 2048, 0);
     bench_delta_rule(bench, RowClass::kPrompt, 4, 512, 0);
+  }
+  for (const auto& [sequences, rows] : {std::pair{1, 1}, {4, 4}, {8, 1}, {16, 1}}) {
+    bench_delta_mix(bench, sequences, rows);
   }
   if (bench.wants_some("")) bench_rows(bench);
 }

@@ -2,10 +2,12 @@
 // Needs no GPU.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <tuple>
 #include <vector>
 
 #include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/gated_delta_mix_plan.h"
 #include "kernels/cuda/linear_plan.h"
 #include "kernels/cuda/linear_stream_plan.h"
 #include "kernels/cuda/targets.h"
@@ -28,6 +30,34 @@ TEST(CudaTargets, MachineCodeRunsWhereItWasMadeFor) {
   EXPECT_EQ(match_target("", 9, 0), TargetMatch::kNone);
   EXPECT_EQ(describe_targets(both), "sm_90a sm_121a compute_90");
   EXPECT_FALSE(describe_targets(compiled_targets()).empty());
+}
+
+// The shapes of Qwen3.8-27B whole and split over ranks take one kernel, and what does not fit
+// three.
+TEST(MixPlan, KnownModelsFit) {
+  ops::GatedDeltaMixArgs args;
+  args.conv.u_stride = 10240;
+  args.conv.max_round_rows = 8;
+  args.rule.batch = {.row_class = ops::RowClass::kGenerated, .num_rows = 1, .num_segments = 1};
+  for (const int ranks : {1, 2, 4, 8, 16}) {
+    args.rule.shape = {
+        .num_k_heads = 16 / ranks, .num_v_heads = 48 / ranks, .k_dim = 128, .v_dim = 128};
+    EXPECT_TRUE(plan_mix(args).fits);
+    EXPECT_EQ(plan_mix(args).warps, 3);
+  }
+  args.rule.shape.num_v_heads = 5;  // 40 warps' columns
+  EXPECT_FALSE(plan_mix(args).fits);
+  args.rule.shape.num_v_heads = 4;
+  EXPECT_TRUE(plan_mix(args).fits);
+  for (const auto& spoil : std::vector<std::function<void(ops::GatedDeltaMixArgs&)>>{
+           [](auto& a) { a.conv.max_round_rows = 9; }, [](auto& a) { a.conv.kernel = 3; },
+           [](auto& a) { a.conv.u_stride = 10244; }, [](auto& a) { a.rule.shape.k_dim = 144; },
+           [](auto& a) { a.rule.batch.row_class = ops::RowClass::kPrompt; },
+           [](auto& a) { a.conv.u = reinterpret_cast<const void*>(8); }}) {
+    ops::GatedDeltaMixArgs spoilt = args;
+    spoil(spoilt);
+    EXPECT_FALSE(plan_mix(spoilt).fits);
+  }
 }
 
 ops::LinearWeight bf16_weight(std::int64_t outs, std::int64_t columns) {

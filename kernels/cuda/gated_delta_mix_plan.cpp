@@ -1,0 +1,37 @@
+#include "kernels/cuda/gated_delta_mix_plan.h"
+
+#include <cstdint>
+#include <initializer_list>
+
+namespace tandem::cuda {
+namespace {
+
+constexpr std::uintptr_t kPieceBytes = 16;  // that are copied at once
+constexpr int kMaxGrid = 65535;             // in all dimensions but the first
+
+bool aligned(std::initializer_list<const void*> arrays) {
+  for (const void* p : arrays) {
+    if (reinterpret_cast<std::uintptr_t>(p) % kPieceBytes != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+MixPlan plan_mix(const ops::GatedDeltaMixArgs& args) {
+  const auto& [conv, rule, norm] = args;
+  const ops::GdnShape& shape = rule.shape;
+  const int values = shape.num_v_heads / shape.num_k_heads * shape.v_dim;
+  const bool fits =
+      rule.batch.row_class == ops::RowClass::kGenerated && conv.kernel == kMixTaps &&
+      conv.max_round_rows <= kMixMaxRows && shape.k_dim <= kMixMaxDim &&
+      shape.v_dim <= kMixMaxDim && values <= kMixMaxValues && shape.num_k_heads <= kMaxGrid &&
+      rule.batch.num_segments <= kMaxGrid &&
+      static_cast<std::uintptr_t>(conv.u_stride) * dtype_bytes(conv.dtype) % kPieceBytes == 0 &&
+      aligned({conv.u, conv.weight, conv.window, rule.state.s, rule.state.round_qkv, norm.weight,
+               norm.z});
+  constexpr int kClusterColumns = kMixBlocks * kMixColumns;
+  return {.fits = fits, .warps = (values + kClusterColumns - 1) / kClusterColumns};
+}
+
+}  // namespace tandem::cuda
