@@ -20,37 +20,36 @@ namespace {
 
 constexpr int kLanesOfColumn = 8;
 using State = StateColumns<kLanesOfColumn>;
-static_assert(State::kWarpColumns == kMixColumns && kLanesOfColumn * kLaneKeys == kMixMaxDim);
-static_assert(kWarp * kLaneColumns == kMixMaxDim);  // a warp norms a key or query in one go
+static_assert(State::kWarpColumns == kMixColumns && kLanesOfColumn * kLaneKeys == kMixDim);
+static_assert(kWarp * kLaneColumns == kMixDim);  // a warp norms a key or query in one go
 
 constexpr int kRowsAtOnce = 4;  // whose keys and queries are ready at a time
 constexpr int kOldColumns = kMixTaps - 1;
-constexpr int kMaxChannels = 2 * kMixMaxDim + kMixMaxWarps * kMixColumns;  // of a block
+constexpr int kKeyChannels = 2 * kMixDim;                                // query and key
+constexpr int kMaxChannels = kKeyChannels + kMixMaxGroup * kMixColumns;  // of a block
 
 template <class T>
 struct MixArgs {
   const ops::Segment* segments;      // [segments]
   const std::int32_t* pending_rows;  // [slots]
-  const T* u;                        // [rows, channels], row stride u_stride
-  std::int64_t u_stride;
-  const float* conv_weight;  // [channels, 4]
-  T* window;                 // [slots, 3 + max_round_rows, channels]
-  const float* a;            // [rows, num_v_heads]
-  const float* b;            // [rows, num_v_heads]
-  const float* a_log;        // [num_v_heads]
-  const float* dt_bias;      // [num_v_heads]
-  float* s;                  // [slots, num_v_heads, k_dim, v_dim]
-  T* round_qkv;              // [slots, max_round_rows, channels]
-  float* round_gates;        // [slots, max_round_rows, 2, num_v_heads]
-  const float* norm_weight;  // [v_dim]
-  const T* z;                // [rows, num_v_heads, v_dim]
-  T* y;                      // [rows, num_v_heads, v_dim]; may be z
-  int channels, num_k_heads, num_v_heads, k_dim, v_dim, max_round_rows;
+  const T* u;                        // [rows, channels]
+  const float* conv_weight;          // [channels, 4]
+  T* window;                         // [slots, 3 + max_round_rows, channels]
+  const float* a;                    // [rows, num_v_heads]
+  const float* b;                    // [rows, num_v_heads]
+  const float* a_log;                // [num_v_heads]
+  const float* dt_bias;              // [num_v_heads]
+  float* s;                          // [slots, num_v_heads, 128, 128]
+  T* round_qkv;                      // [slots, max_round_rows, channels]
+  float* round_gates;                // [slots, max_round_rows, 2, num_v_heads]
+  const float* norm_weight;          // [128]
+  const T* z;                        // [rows, num_v_heads, 128]
+  T* y;                              // [rows, num_v_heads, 128]; may be z
+  int channels, num_k_heads, num_v_heads, max_round_rows;
   float query_factor, eps;
-  ops::GateActivation activation;
 };
 
-// A block's channels are those of its key head's query and key, then its values'.
+// A block's channels: query and key of the key head, then 16 of each value head.
 template <class T>
 struct MixShared {
   alignas(16) T rows[2 * kMixMaxRows][kMaxChannels];  // convolved; replayed ones, then new ones
@@ -58,12 +57,12 @@ struct MixShared {
   float4 conv_weight[kMaxChannels];
   float k[kRowsAtOnce][kLanesOfColumn * kPaddedKeys];
   float q[kRowsAtOnce][kLanesOfColumn * kPaddedKeys];
-  float o[kMixMaxValues];          // of the row that this block norms
-  alignas(16) T z[kMixMaxValues];  // of the same
-  float act[kMixMaxValues];
-  alignas(16) float norm_weight[kMixMaxDim];
-  RowGate gates[kMixMaxWarps][2 * kMixMaxRows];  // of a warp's head
-  Barrier sums_complete;                         // o
+  RowGate gates[kMixMaxGroup][2 * kMixMaxRows];
+  // Of the row that this block norms:
+  alignas(16) float o[kMixMaxGroup][kMixDim];
+  alignas(16) T z[kMixMaxGroup][kMixDim];
+  alignas(16) float norm_weight[kMixDim];
+  Barrier o_complete;
 };
 
 template <class T>
@@ -71,46 +70,36 @@ struct alignas(4 * sizeof(T)) Four {
   T at[4];
 };
 
-template <class T>
+template <class T, ops::GateActivation kActivation>
 class Mixer {
  public:
   __device__ Mixer(const MixArgs<T>& a, MixShared<T>& shared)
       : a_(a),
         shared_(shared),
         block_(static_cast<int>(blockIdx.x)),
-        k_head_(static_cast<int>(blockIdx.y)),
-        warps_(static_cast<int>(blockDim.x) / kWarp),
+        group_(static_cast<int>(blockDim.x) / kWarp),
         warp_(static_cast<int>(threadIdx.x) / kWarp),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
-        group_(a.num_v_heads / a.num_k_heads),
-        values_(group_ * a.v_dim),
-        first_value_(block_ * warps_ * kMixColumns),
-        value_(first_value_ + warp_ * kMixColumns),
-        exists_(value_ < values_),
-        v_head_(k_head_ * group_ + value_ / a.v_dim),
-        column_(value_ % a.v_dim),
+        first_head_(static_cast<int>(blockIdx.y) * group_),
+        v_head_(first_head_ + warp_),
         part_(State::part(lane_)),
-        stored_(exists_ && part_ * kLaneKeys < a.k_dim),
-        channels_(2 * a.k_dim + min(max(values_ - first_value_, 0), warps_ * kMixColumns)),
-        q_place_(k_head_ * a.k_dim),
-        k_place_(a.num_k_heads * a.k_dim + q_place_ - a.k_dim),
-        v_place_(2 * a.num_k_heads * a.k_dim + k_head_ * values_ + first_value_ - 2 * a.k_dim) {}
+        column_(block_ * kMixColumns + State::column(lane_)),
+        value_channel_(kKeyChannels + warp_ * kMixColumns) {}
 
   // Everything that no kernel writes.
   __device__ void begin() {
 #pragma unroll 1
-    for (int c = static_cast<int>(threadIdx.x); c < channels_; c += warps_ * kWarp) {
+    for (int c = static_cast<int>(threadIdx.x); c < kKeyChannels + group_ * kMixColumns;
+         c += group_ * kWarp) {
       copy_async16(&shared_.conv_weight[c], a_.conv_weight + place(c) * kMixTaps, true);
     }
-    if (static_cast<int>(threadIdx.x) * 4 < a_.v_dim) {
+    if (threadIdx.x < kMixDim / 4) {
       copy_async16(shared_.norm_weight + threadIdx.x * 4, a_.norm_weight + threadIdx.x * 4, true);
     }
-    if (exists_) {
-      a_log_ = a_.a_log[v_head_];
-      dt_bias_ = a_.dt_bias[v_head_];
-    }
+    a_log_ = a_.a_log[v_head_];
+    dt_bias_ = a_.dt_bias[v_head_];
     if (threadIdx.x == 0) {
-      shared_.sums_complete.init(1);
+      shared_.o_complete.init(1);
       publish_barriers();
     }
     // Else each would be looked up, and waited for, where it is used first.
@@ -120,17 +109,14 @@ class Mixer {
   __device__ void run() {
     segment_ = a_.segments[blockIdx.z];
     if (segment_.num_rows == 0) return wait_async<0>();  // all of the cluster
-    float* state =
-        a_.s +
-        ((std::int64_t{segment_.slot} * a_.num_v_heads + v_head_) * a_.k_dim + part_ * kLaneKeys) *
-            a_.v_dim +
-        column_ + State::column(lane_);
-    s_.load(state, a_.v_dim, stored_);
+    const std::int64_t head = std::int64_t{segment_.slot} * a_.num_v_heads + v_head_;
+    float* state = a_.s + (head * kMixDim + part_ * kLaneKeys) * kMixDim + column_;
+    s_.load(state, kMixDim, true);
     pending_ = a_.pending_rows[segment_.slot];
     stage_rows();
     const GdnGate gate = load_gate();
-    if (threadIdx.x == 0 && block_ < segment_.num_rows) {
-      shared_.sums_complete.arrive_and_expect(values_ * static_cast<int>(sizeof(float)));
+    if (threadIdx.x == 0 && norms_row()) {
+      shared_.o_complete.arrive_and_expect(group_ * kMixDim * static_cast<int>(sizeof(float)));
     }
     wait_async<0>();
     cluster_arrive();  // this block has begun, and has read what the others are going to overwrite
@@ -144,19 +130,39 @@ class Mixer {
       prepare(first, n);
       __syncthreads();
       if (first == 0) cluster_wait();
-      if (!exists_) continue;
 #pragma unroll 1
       for (int i = 0; i < n; ++i) step(first + i, i, state);
     }
     write_back(gate);
-    if (block_ < segment_.num_rows) norm_row();
+    if (norms_row()) norm_row();
   }
 
  private:
-  // Of the block's channel c in a row of all channels.
+  // Where the block's channel c lies in a row of all channels.
   __device__ int place(int c) const {
-    return c + (c < a_.k_dim ? q_place_ : c < 2 * a_.k_dim ? k_place_ : v_place_);
+    const int keys = a_.num_k_heads * kMixDim;
+    const int k_head = static_cast<int>(blockIdx.y);
+    if (c < kKeyChannels) return (c < kMixDim ? 0 : keys - kMixDim) + k_head * kMixDim + c;
+    const int value = c - kKeyChannels;
+    return 2 * keys + (first_head_ + value / kMixColumns) * kMixDim + block_ * kMixColumns +
+           value % kMixColumns;
   }
+
+  // Calls function(c, place(c)) for pieces of the block's channels that a warp copies.
+  template <class Function>
+  __device__ __forceinline__ void for_pieces(bool with_keys, const Function& function) const {
+    if (with_keys) {
+#pragma unroll
+      for (int n = 0; n < kKeyChannels / (kWarp * kPiece); ++n) {
+        const int c = (n * kWarp + lane_) * kPiece;
+        function(c, place(c));
+      }
+    }
+    const int c = kKeyChannels + lane_ * kPiece;
+    if (lane_ * kPiece < group_ * kMixColumns) function(c, place(c));
+  }
+
+  __device__ bool norms_row() const { return block_ < segment_.num_rows; }
   __device__ T* window() const {
     return a_.window +
            std::int64_t{segment_.slot} * (kOldColumns + a_.max_round_rows) * a_.channels;
@@ -168,47 +174,42 @@ class Mixer {
     return a_.round_gates +
            (std::int64_t{segment_.slot} * a_.max_round_rows + row) * 2 * a_.num_v_heads + v_head_;
   }
-  // Of the group's values in a row of the batch.
-  __device__ std::int64_t values_of_row(int row) const {
-    return (std::int64_t{segment_.first_row + row} * a_.num_v_heads + k_head_ * group_) * a_.v_dim;
+  // Of the warp's head in the row that this block norms.
+  __device__ std::int64_t normed_values() const {
+    return (std::int64_t{segment_.first_row + block_} * a_.num_v_heads + v_head_) * kMixDim;
   }
 
-  // Replayed rows, the convolution's inputs, and the gates of the row that this block norms.
+  // Replayed rows, the convolution's inputs, and the output gates of the row that this block norms.
   __device__ void stage_rows() {
-    const int inputs = kOldColumns + segment_.num_rows;
-    const T* window = this->window() + std::int64_t{pending_} * a_.channels;
-    const T* u = a_.u + segment_.first_row * a_.u_stride;
+    const int rows = pending_ + kOldColumns + segment_.num_rows;
+    // In terms of j below.
+    const T* window = this->window();
+    const T* u = a_.u + std::int64_t{segment_.first_row - pending_ - kOldColumns} * a_.channels;
 #pragma unroll 1
-    for (int j = warp_; j < pending_ + inputs; j += warps_) {
-      const int i = j - pending_;
-      const T* from = i < 0             ? record() + std::int64_t{j} * a_.channels
-                      : i < kOldColumns ? window + std::int64_t{i} * a_.channels
-                                        : u + (i - kOldColumns) * a_.u_stride;
-      T* to = i < 0 ? shared_.rows[j] : shared_.inputs[i];
-#pragma unroll 1
-      for (int c = lane_ * kPiece; c < channels_; c += kWarp * kPiece) {
-        copy_async16(to + c, from + place(c), true);
-      }
+    for (int j = warp_; j < rows; j += group_) {
+      const bool replayed = j < pending_;
+      const T* from = (replayed                     ? record()
+                       : j < pending_ + kOldColumns ? window
+                                                    : u) +
+                      j * a_.channels;
+      T* to = replayed ? shared_.rows[j] : shared_.inputs[j - pending_];
+      for_pieces(true, [&](int c, int place) { copy_async16(to + c, from + place, true); });
     }
-    if (block_ >= segment_.num_rows) return;
-    const T* z = a_.z + values_of_row(block_);
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x) * kPiece; i < values_;
-         i += warps_ * kWarp * kPiece) {
-      copy_async16(shared_.z + i, z + i, true);
+    if (norms_row() && lane_ * kPiece < kMixDim) {
+      copy_async16(shared_.z[warp_] + lane_ * kPiece, a_.z + normed_values() + lane_ * kPiece,
+                   true);
     }
   }
 
   // A lane's row of the round.
   __device__ GdnGate load_gate() {
     GdnGate gate;
-    if (!exists_ || lane_ >= pending_ + segment_.num_rows) return gate;
+    if (lane_ >= pending_ + segment_.num_rows) return gate;
     if (lane_ < pending_) {
       const float* at = recorded_gates(lane_);
       gate = {at[0], at[a_.num_v_heads]};
     } else {
-      const std::int64_t row = segment_.first_row + lane_ - pending_;
-      const std::int64_t i = row * a_.num_v_heads + v_head_;
+      const int i = (segment_.first_row + lane_ - pending_) * a_.num_v_heads + v_head_;
       gate = gate_of(a_.a[i], a_.b[i], a_log_, dt_bias_);
     }
     shared_.gates[warp_][lane_] = {expf(gate.g), gate.beta};
@@ -216,20 +217,21 @@ class Mixer {
   }
 
   // Rows first .. first + n - 1 of the round: convolves the new ones; norms all keys, and the
-  // queries of new rows. A warp takes its own columns of all rows' values, then a vector at a time.
+  // queries of new rows. A warp takes its head's values of all rows, then a vector at a time.
   __device__ void prepare(int first, int n) {
     const int replayed = min(max(pending_ - first, 0), n);
     const int vectors = n + n - replayed;
 #pragma unroll 1
-    for (int vector = warp_ - warps_; vector < vectors; vector += warps_) {
+    for (int vector = warp_ - group_; vector < vectors; vector += group_) {
       const bool is_value = vector < 0, is_query = vector >= n;
       const int i = is_value ? lane_ / 4 : is_query ? replayed + vector - n : vector;
-      const int c = is_value ? 2 * a_.k_dim + warp_ * kMixColumns + lane_ % 4 * 4
-                             : (is_query ? 0 : a_.k_dim) + lane_ * 4;
-      const bool wanted = is_value ? exists_ && i >= replayed && i < n : lane_ * 4 < a_.k_dim;
+      const int c =
+          is_value ? value_channel_ + lane_ % 4 * 4 : (is_query ? 0 : kMixDim) + lane_ * 4;
       float4 x = make_float4(0, 0, 0, 0);
-      if (wanted) {
-        x = i < replayed ? widen4(shared_.rows[first + i] + c) : convolve(first + i, c);
+      if (i >= replayed && i < n) {
+        x = convolve(first + i, c);
+      } else if (!is_value) {
+        x = widen4(shared_.rows[first + i] + c);
       }
       if (is_value) continue;
       const float unit = unit_factor(add_squares(x, 0));
@@ -265,66 +267,63 @@ class Mixer {
   // Row `row` of the round, whose key and query are in place i.
   __device__ void step(int row, int i, float* state) {
     const bool replayed = row < pending_;
-    const int column = warp_ * kMixColumns + State::column(lane_);
-    const float4 v = widen4(shared_.rows[row] + 2 * a_.k_dim + column);
+    const float4 v = widen4(shared_.rows[row] + value_channel_ + State::column(lane_));
     const float4 out =
         s_.step(shared_.gates[warp_][row], shared_.k[i], shared_.q[i], v, part_, replayed);
-    if (row == pending_ - 1 && stored_) s_.store(state, a_.v_dim);
+    if (row == pending_ - 1) s_.store(state, kMixDim);
     if (replayed || part_ != 0) return;
-    const int norms_it = row - pending_;
-    send(out, address_in_block(shared_.o + first_value_ + column, norms_it),
-         address_in_block(&shared_.sums_complete, norms_it));
+    const int norming = row - pending_;
+    send(out, address_in_block(shared_.o[warp_] + column_, norming),
+         address_in_block(&shared_.o_complete, norming));
   }
 
   // The window and the record of the round. Queries and keys of a row are written by one block,
-  // values by the block they belong to, a head's gates by the warp with its first column.
+  // values by the block they belong to, gates by the first block.
   __device__ void write_back(const GdnGate& gate) {
     const int inputs = kOldColumns + segment_.num_rows;
+    // In terms of j below.
+    T* record = this->record() - std::int64_t{inputs} * a_.channels;
+    T* window = this->window();
 #pragma unroll 1
-    for (int j = warp_; j < inputs + segment_.num_rows; j += warps_) {
-      const int row = j - inputs;
-      const T* from = row < 0 ? shared_.inputs[j] : shared_.rows[pending_ + row];
-      T* to = row < 0 ? window() + std::int64_t{j} * a_.channels
-                      : record() + std::int64_t{row} * a_.channels;
-      const int begin = j % kMixBlocks == block_ ? 0 : 2 * a_.k_dim;
-#pragma unroll 1
-      for (int c = begin + lane_ * kPiece; c < channels_; c += kWarp * kPiece) {
-        *reinterpret_cast<int4*>(to + place(c)) = *reinterpret_cast<const int4*>(from + c);
-      }
+    for (int j = warp_; j < inputs + segment_.num_rows; j += group_) {
+      const bool is_input = j < inputs;
+      const T* from = is_input ? shared_.inputs[j] : shared_.rows[pending_ + j - inputs];
+      T* to = (is_input ? window : record) + j * a_.channels;
+      for_pieces(j % kMixBlocks == block_, [&](int c, int place) {
+        *reinterpret_cast<int4*>(to + place) = *reinterpret_cast<const int4*>(from + c);
+      });
     }
     const int row = lane_ - pending_;
-    if (exists_ && column_ == 0 && row >= 0 && row < segment_.num_rows) {
+    if (block_ == 0 && row >= 0 && row < segment_.num_rows) {
       float* to = recorded_gates(row);
       to[0] = gate.g;
       to[a_.num_v_heads] = gate.beta;
     }
   }
 
-  // This block's row, a head to a warp; a lane's elements are its own from first to last.
+  // A warp its head of this block's row.
   __device__ void norm_row() {
-    const bool is_silu = a_.activation == ops::GateActivation::kSilu;
-    const auto for_elements = [&](int head, const auto& function) {
-#pragma unroll 1
-      for (int i = lane_; i < a_.v_dim; i += kWarp) function(head * a_.v_dim + i, i);
-    };
-#pragma unroll 1
-    for (int head = warp_; head < group_; head += warps_) {
-      for_elements(head, [&](int at, int) {  // silu or sigmoid
-        const float gate = load_float(shared_.z + at);
-        shared_.act[at] = (is_silu ? gate : 1.0f) / (1.0f + expf(-gate));
-      });
+    constexpr int kHeld = kMixDim / kWarp;
+    const float* o = shared_.o[warp_] + lane_;
+    const float* weight = shared_.norm_weight + lane_;
+    float act[kHeld], values[kHeld];
+#pragma unroll
+    for (int n = 0; n < kHeld; ++n) {
+      const float gate = load_float(shared_.z[warp_] + lane_ + n * kWarp);
+      act[n] = kActivation == ops::GateActivation::kSilu ? silu(gate) : sigmoid(gate);
     }
-    wait_for_sent(shared_.sums_complete, 0);
-    T* y = a_.y + values_of_row(block_);
-#pragma unroll 1
-    for (int head = warp_; head < group_; head += warps_) {
-      float squares = 0;
-      for_elements(head,
-                   [&](int at, int) { squares = fmaf(shared_.o[at], shared_.o[at], squares); });
-      const float scale = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(a_.v_dim) + a_.eps);
-      for_elements(head, [&](int at, int i) {
-        store_float(shared_.norm_weight[i] * (shared_.o[at] * scale) * shared_.act[at], y + at);
-      });
+    wait_for_sent(shared_.o_complete, 0);
+    float squares = 0;
+#pragma unroll
+    for (int n = 0; n < kHeld; ++n) {
+      values[n] = o[n * kWarp];
+      squares = fmaf(values[n], values[n], squares);
+    }
+    const float scale = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(kMixDim) + a_.eps);
+    T* y = a_.y + normed_values() + lane_;
+#pragma unroll
+    for (int n = 0; n < kHeld; ++n) {
+      store_float(weight[n * kWarp] * (values[n] * scale) * act[n], y + n * kWarp);
     }
   }
 
@@ -333,44 +332,37 @@ class Mixer {
   const MixArgs<T>& a_;
   MixShared<T>& shared_;
   const int block_;  // of the cluster
-  const int k_head_;
-  const int warps_, warp_, lane_;
-  const int group_;        // value heads of the key head
-  const int values_;       // of the group
-  const int first_value_;  // of the block's, counted in the group
-  const int value_;        // of the warp's
-  const bool exists_;      // whether the warp has columns
+  const int group_;  // value heads of the key head, one to a warp
+  const int warp_, lane_;
+  const int first_head_;  // of the group
   const int v_head_;
-  const int column_;  // the first of the warp's, in its head
-  const int part_;    // which keys
-  const bool stored_;
-  const int channels_;  // of the block
-  const int q_place_, k_place_, v_place_;
+  const int part_;           // which keys
+  const int column_;         // the first of the lane's four
+  const int value_channel_;  // the first of the warp's 16
   float a_log_ = 0, dt_bias_ = 0;
   ops::Segment segment_;
   int pending_ = 0;
   State s_;
 };
 
-template <class T>
-__global__ void __launch_bounds__(kMixMaxWarps* kWarp) __cluster_dims__(kMixBlocks, 1, 1)
+template <class T, ops::GateActivation kActivation>
+__global__ void __launch_bounds__(kMixMaxGroup* kWarp) __cluster_dims__(kMixBlocks, 1, 1)
     gated_delta_mix_kernel(const __grid_constant__ MixArgs<T> a) {
   allow_next_kernel();
   extern __shared__ __align__(16) unsigned char mix_shared[];
-  Mixer<T> mixer(a, *reinterpret_cast<MixShared<T>*>(mix_shared));
+  Mixer<T, kActivation> mixer(a, *reinterpret_cast<MixShared<T>*>(mix_shared));
   mixer.begin();
   wait_for_previous_kernel();
   mixer.run();
 }
 
 template <class T>
-void run(const CudaBackend& backend, const ops::GatedDeltaMixArgs& args, const MixPlan& plan) {
+void run(const CudaBackend& backend, const ops::GatedDeltaMixArgs& args) {
   const auto& [conv, rule, norm] = args;
   const ops::GdnShape& shape = rule.shape;
   const MixArgs<T> a{.segments = rule.batch.segments,
                      .pending_rows = rule.batch.pending_rows,
                      .u = static_cast<const T*>(conv.u),
-                     .u_stride = conv.u_stride,
                      .conv_weight = conv.weight,
                      .window = static_cast<T*>(conv.window),
                      .a = rule.a,
@@ -386,28 +378,28 @@ void run(const CudaBackend& backend, const ops::GatedDeltaMixArgs& args, const M
                      .channels = conv.channels,
                      .num_k_heads = shape.num_k_heads,
                      .num_v_heads = shape.num_v_heads,
-                     .k_dim = shape.k_dim,
-                     .v_dim = shape.v_dim,
                      .max_round_rows = conv.max_round_rows,
-                     .query_factor = query_factor(shape.k_dim),
-                     .eps = norm.eps,
-                     .activation = norm.activation};
+                     .query_factor = query_factor(kMixDim),
+                     .eps = norm.eps};
+  const int group = shape.num_v_heads / shape.num_k_heads;
   const dim3 grid(kMixBlocks, static_cast<unsigned>(shape.num_k_heads),
                   static_cast<unsigned>(rule.batch.num_segments));
-  launch_overlapping(backend, gated_delta_mix_kernel<T>, grid,
-                     static_cast<unsigned>(plan.warps * kWarp), sizeof(MixShared<T>), a);
+  void (*const kernel)(MixArgs<T>) = norm.activation == ops::GateActivation::kSilu
+                                         ? gated_delta_mix_kernel<T, ops::GateActivation::kSilu>
+                                         : gated_delta_mix_kernel<T, ops::GateActivation::kSigmoid>;
+  launch_overlapping(backend, kernel, grid, static_cast<unsigned>(group * kWarp),
+                     sizeof(MixShared<T>), a);
 }
 
 }  // namespace
 
 void gated_delta_mix(CudaBackend& backend, const ops::GatedDeltaMixArgs& args) {
-  const MixPlan plan = plan_mix(args);
-  if (!plan.fits) {
+  if (!mixes_at_once(args)) {
     causal_conv(backend, args.conv);
     gated_delta_rule(backend, args.rule);
     gated_rms_norm(backend, args.norm);
   } else if (args.rule.batch.num_segments > 0) {
-    with_float_type(args.rule.dtype, [&](auto type) { run<decltype(type)>(backend, args, plan); });
+    with_float_type(args.rule.dtype, [&](auto type) { run<decltype(type)>(backend, args); });
   }
 }
 

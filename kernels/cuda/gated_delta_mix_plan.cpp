@@ -18,20 +18,15 @@ bool aligned(std::initializer_list<const void*> arrays) {
 
 }  // namespace
 
-MixPlan plan_mix(const ops::GatedDeltaMixArgs& args) {
+bool mixes_at_once(const ops::GatedDeltaMixArgs& args) {
   const auto& [conv, rule, norm] = args;
   const ops::GdnShape& shape = rule.shape;
-  const int values = shape.num_v_heads / shape.num_k_heads * shape.v_dim;
-  const bool fits =
-      rule.batch.row_class == ops::RowClass::kGenerated && conv.kernel == kMixTaps &&
-      conv.max_round_rows <= kMixMaxRows && shape.k_dim <= kMixMaxDim &&
-      shape.v_dim <= kMixMaxDim && values <= kMixMaxValues && shape.num_k_heads <= kMaxGrid &&
-      rule.batch.num_segments <= kMaxGrid &&
-      static_cast<std::uintptr_t>(conv.u_stride) * dtype_bytes(conv.dtype) % kPieceBytes == 0 &&
-      aligned({conv.u, conv.weight, conv.window, rule.state.s, rule.state.round_qkv, norm.weight,
-               norm.z});
-  constexpr int kClusterColumns = kMixBlocks * kMixColumns;
-  return {.fits = fits, .warps = (values + kClusterColumns - 1) / kClusterColumns};
+  return rule.batch.row_class == ops::RowClass::kGenerated && conv.kernel == kMixTaps &&
+         conv.max_round_rows <= kMixMaxRows && shape.k_dim == kMixDim && shape.v_dim == kMixDim &&
+         shape.num_v_heads <= kMixMaxGroup * shape.num_k_heads && shape.num_k_heads <= kMaxGrid &&
+         rule.batch.num_segments <= kMaxGrid && conv.u_stride == conv.channels &&
+         aligned({conv.u, conv.weight, conv.window, rule.state.s, rule.state.round_qkv, norm.weight,
+                  norm.z});
 }
 
 }  // namespace tandem::cuda

@@ -32,31 +32,29 @@ TEST(CudaTargets, MachineCodeRunsWhereItWasMadeFor) {
   EXPECT_FALSE(describe_targets(compiled_targets()).empty());
 }
 
-// The shapes of Qwen3.8-27B whole and split over ranks take one kernel, and what does not fit
-// three.
+// The shapes of Qwen3.8-27B, whole and split over ranks, take one kernel.
 TEST(MixPlan, KnownModelsFit) {
-  ops::GatedDeltaMixArgs args;
-  args.conv.u_stride = 10240;
-  args.conv.max_round_rows = 8;
-  args.rule.batch = {.row_class = ops::RowClass::kGenerated, .num_rows = 1, .num_segments = 1};
-  for (const int ranks : {1, 2, 4, 8, 16}) {
-    args.rule.shape = {
+  ops::GatedDeltaMixArgs fitting;
+  fitting.conv.max_round_rows = 8;
+  fitting.rule.batch = {.row_class = ops::RowClass::kGenerated, .num_rows = 1, .num_segments = 1};
+  for (const int ranks : {16, 8, 4, 2, 1}) {
+    fitting.rule.shape = {
         .num_k_heads = 16 / ranks, .num_v_heads = 48 / ranks, .k_dim = 128, .v_dim = 128};
-    EXPECT_TRUE(plan_mix(args).fits);
-    EXPECT_EQ(plan_mix(args).warps, 3);
+    fitting.conv.channels = static_cast<int>(fitting.rule.shape.channels());
+    fitting.conv.u_stride = fitting.conv.channels;
+    EXPECT_TRUE(mixes_at_once(fitting)) << ranks;
   }
-  args.rule.shape.num_v_heads = 5;  // 40 warps' columns
-  EXPECT_FALSE(plan_mix(args).fits);
-  args.rule.shape.num_v_heads = 4;
-  EXPECT_TRUE(plan_mix(args).fits);
-  for (const auto& spoil : std::vector<std::function<void(ops::GatedDeltaMixArgs&)>>{
-           [](auto& a) { a.conv.max_round_rows = 9; }, [](auto& a) { a.conv.kernel = 3; },
-           [](auto& a) { a.conv.u_stride = 10244; }, [](auto& a) { a.rule.shape.k_dim = 144; },
-           [](auto& a) { a.rule.batch.row_class = ops::RowClass::kPrompt; },
-           [](auto& a) { a.conv.u = reinterpret_cast<const void*>(8); }}) {
-    ops::GatedDeltaMixArgs spoilt = args;
-    spoil(spoilt);
-    EXPECT_FALSE(plan_mix(spoilt).fits);
+  using Args = ops::GatedDeltaMixArgs;
+  for (const auto& spoil : std::vector<std::function<void(Args&)>>{
+           [](Args& a) { a.conv.max_round_rows = 9; }, [](Args& a) { a.conv.kernel = 3; },
+           [](Args& a) { a.conv.u_stride += 8; }, [](Args& a) { a.rule.shape.k_dim = 112; },
+           [](Args& a) { a.rule.shape.v_dim = 144; },
+           [](Args& a) { a.rule.shape.num_v_heads = 80; },
+           [](Args& a) { a.rule.batch.row_class = ops::RowClass::kPrompt; },
+           [](Args& a) { a.conv.u = reinterpret_cast<const void*>(8); }}) {
+    Args args = fitting;
+    spoil(args);
+    EXPECT_FALSE(mixes_at_once(args));
   }
 }
 
