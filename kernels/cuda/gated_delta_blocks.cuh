@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/gated_delta.cuh"
 
 namespace tandem::cuda {
@@ -114,11 +115,6 @@ __device__ __forceinline__ void load_rows(const ops::GatedDeltaRuleArgs& a, cons
 __device__ __forceinline__ void load4(const float* x, float (&values)[4]) {
   const float4 v = *reinterpret_cast<const float4*>(x);
   values[0] = v.x, values[1] = v.y, values[2] = v.z, values[3] = v.w;
-}
-
-__device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_bf16(uint32_t pair) {
-  return __uint_as_float(pair & 0xffff0000u);
 }
 
 __device__ __forceinline__ void load4(const bf16* x, float (&values)[4]) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/device/shared_address.cuh"
 
 namespace tandem::cuda {
@@ -72,12 +73,6 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
 struct SplitPair {
   uint32_t high, low;
 };
-
-__device__ __forceinline__ uint32_t round_pair(float first, float second) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
-  return packed;
-}
 
 __device__ __forceinline__ SplitPair split_pair(float first, float second) {
   SplitPair pair;

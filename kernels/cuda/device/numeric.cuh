@@ -17,9 +17,21 @@ __device__ __forceinline__ float load_float(const T* x) {
   return to_float(*x);
 }
 
+// Two neighbours as they lie in memory. As to_bf16(), but for the payload of a NaN.
+__device__ __forceinline__ uint32_t round_pair(float first, float second) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  return packed;
+}
+__device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_bf16(uint32_t pair) {
+  return __uint_as_float(pair & 0xffff0000u);
+}
+
 __device__ __forceinline__ void store_float(float x, float* y) { *y = x; }
-// to_bf16 keeps a NaN's payload, as the CPU backend does.
-__device__ __forceinline__ void store_float(float x, bf16* y) { *y = to_bf16(x); }
+__device__ __forceinline__ void store_float(float x, bf16* y) {
+  y->bits = static_cast<uint16_t>(round_pair(x, 0.0f));
+}
 
 // The value that store_float would leave behind.
 template <class T>

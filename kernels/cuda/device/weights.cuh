@@ -12,6 +12,7 @@
 #include "base/types.h"
 #include "kernels/cuda/device/e4m3.cuh"
 #include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/numeric.cuh"
 #include "kernels/ops/linear.h"
 
 namespace tandem::cuda {
@@ -23,12 +24,6 @@ __device__ __forceinline__ uint4 load_once(const uint8_t* p) {
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
       : "l"(p));
   return v;
-}
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
 }
 
 __device__ __forceinline__ float e4m3_value(uint8_t code) {
@@ -160,10 +155,10 @@ struct Int8Rows : ByteRows {
   static __device__ __forceinline__ Columns8 columns(const uint4& raw, Scales, int j) {
     const uint32_t x = word_of(raw, 2 * j) ^ 0x80808080u;
     const uint32_t y = word_of(raw, 2 * j + 1) ^ 0x80808080u;
-    return {{pack_bf16(value(x, 0x7440), value(x, 0x7441)),
-             pack_bf16(value(x, 0x7442), value(x, 0x7443)),
-             pack_bf16(value(y, 0x7440), value(y, 0x7441)),
-             pack_bf16(value(y, 0x7442), value(y, 0x7443))}};
+    return {{round_pair(value(x, 0x7440), value(x, 0x7441)),
+             round_pair(value(x, 0x7442), value(x, 0x7443)),
+             round_pair(value(y, 0x7440), value(y, 0x7441)),
+             round_pair(value(y, 0x7442), value(y, 0x7443))}};
   }
 };
 
