@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "kernels/cuda/cuda_error.h"
 #include "kernels/cuda/handles.h"
+#include "kernels/cuda/linear_chain.h"
 #include "kernels/cuda/targets.h"
 
 namespace tandem::cuda {
@@ -64,6 +65,9 @@ void check_target(const BackendOptions& options, const std::string& name, int ma
                .expected = "machine code for this GPU",
                .remedy = "build with CMAKE_CUDA_ARCHITECTURES for it, or choose backend: cpu"});
 }
+
+constexpr std::size_t kArrivalBytes = kNumArrivals * sizeof(unsigned);
+constexpr std::size_t kGateBytes = kGateWords * sizeof(std::uint32_t);
 
 }  // namespace
 
@@ -120,13 +124,17 @@ CudaBackend::CudaBackend(const BackendOptions& options)
       attribute(cudaDevAttrIntegrated, options.device) != 0 ? ", integrated" : "");
   stream_ = std::make_unique<Stream>();
   marks_ = std::vector<Event>(kNumMarks);
-  constexpr std::size_t kArrivalBytes = kNumArrivals * sizeof(unsigned);
+  chain_ = std::make_unique<LinearChain>(*this, options.join_operators);
   arrivals_ = static_cast<unsigned*>(allocate(kArrivalBytes, MemoryKind::kDevice));
+  gates_ = static_cast<std::uint32_t*>(allocate(kGateBytes, MemoryKind::kDevice));
   zero(arrivals_, kArrivalBytes);
+  zero(gates_, kGateBytes);
 }
 
 CudaBackend::~CudaBackend() {
-  deallocate(arrivals_, kNumArrivals * sizeof(unsigned), MemoryKind::kDevice);
+  chain_->discard();
+  deallocate(gates_, kGateBytes, MemoryKind::kDevice);
+  deallocate(arrivals_, kArrivalBytes, MemoryKind::kDevice);
 }
 
 void* CudaBackend::allocate(std::size_t bytes, MemoryKind kind) {
@@ -161,7 +169,12 @@ void* CudaBackend::allocate(std::size_t bytes, MemoryKind kind) {
 void CudaBackend::deallocate(void* data, std::size_t, MemoryKind kind) noexcept {
   if (data == nullptr) return;
   // Work that still uses the block has been enqueued, perhaps, but not run.
-  log_cuda_failure(cudaStreamSynchronize(stream()), "waiting before memory is freed");
+  try {
+    chain_->launch();
+  } catch (const std::exception& e) {
+    log_error("launching work before memory is freed: {}", e.what());
+  }
+  log_cuda_failure(cudaStreamSynchronize(stream_->get()), "waiting before memory is freed");
   const bool pinned = kind == MemoryKind::kHostVisible || device_memory_ == DeviceMemory::kPinned;
   log_cuda_failure(pinned ? cudaFreeHost(data) : cudaFree(data), "freeing memory");
 }
@@ -176,7 +189,10 @@ void CudaBackend::zero(void* destination, std::size_t bytes) {
   TANDEM_CHECK_CUDA(cudaMemsetAsync(destination, 0, bytes, stream()));
 }
 
-void CudaBackend::synchronize() { stream_->synchronize(); }
+void CudaBackend::synchronize() {
+  chain_->launch();
+  stream_->synchronize();
+}
 
 std::optional<std::int64_t> CudaBackend::free_bytes() const {
   std::size_t free = 0, total = 0;
@@ -188,19 +204,19 @@ namespace {
 
 class RecordedGraph final : public RecordedWork {
  public:
-  RecordedGraph(const Stream& stream, const std::function<void()>& work)
-      : stream_(stream), graph_(Graph::capture(stream.get(), work)) {}
-  void replay() override { graph_.launch(stream_.get()); }
+  RecordedGraph(const CudaBackend& backend, const std::function<void()>& work)
+      : backend_(backend), graph_(backend.capture(work)) {}
+  void replay() override { graph_.launch(backend_.stream()); }
 
  private:
-  const Stream& stream_;
+  const CudaBackend& backend_;
   Graph graph_;
 };
 
 }  // namespace
 
 std::unique_ptr<RecordedWork> CudaBackend::record(const std::function<void()>& work) {
-  return std::make_unique<RecordedGraph>(*stream_, work);
+  return std::make_unique<RecordedGraph>(*this, work);
 }
 
 void CudaBackend::mark(int i) { marks_.at(static_cast<std::size_t>(i)).record(stream()); }
@@ -212,6 +228,21 @@ double CudaBackend::seconds_between(int begin, int end) {
 
 void CudaBackend::wait_for_mark(int i) { marks_.at(static_cast<std::size_t>(i)).wait(); }
 
-CUstream_st* CudaBackend::stream() const { return stream_->get(); }
+CUstream_st* CudaBackend::stream() const {
+  chain_->launch();
+  return stream_->get();
+}
+
+Graph CudaBackend::capture(const std::function<void()>& work) const {
+  try {
+    return Graph::capture(stream(), [&] {
+      work();
+      chain_->launch();
+    });
+  } catch (...) {
+    chain_->discard();
+    throw;
+  }
+}
 
 }  // namespace tandem::cuda

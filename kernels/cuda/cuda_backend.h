@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +18,8 @@ struct CUstream_st;  // cudaStream_t is a pointer to it
 namespace tandem::cuda {
 
 class Event;
+class Graph;
+class LinearChain;
 class Stream;
 
 // What a plan may depend on. Never the order of a sum, only how work is spread, but for the last.
@@ -32,6 +36,9 @@ struct DeviceLimits {
 // Counters in device memory, for kernels whose blocks have to know which is the last to finish.
 // They are 0 between kernels: whoever counts leaves them so.
 inline constexpr int kNumArrivals = 1 << 15;
+
+// Words of device memory for two gates (device/grid_gate.cuh), far apart.
+inline constexpr int kGateWords = 64;
 
 class CudaBackend final : public Backend {
  public:
@@ -61,9 +68,14 @@ class CudaBackend final : public Backend {
   double seconds_between(int begin, int end) override;
   void wait_for_mark(int i) override;
 
+  // Launches what has been put off first: what is enqueued on the stream comes behind it.
   CUstream_st* stream() const;
+  // What `work` enqueues, as a graph.
+  Graph capture(const std::function<void()>& work) const;
+  LinearChain& chain() { return *chain_; }
   const DeviceLimits& limits() const { return limits_; }
   unsigned* arrivals() const { return arrivals_; }  // [kNumArrivals]
+  std::uint32_t* gates() const { return gates_; }   // [kGateWords]
 
  private:
   int num_threads_ = 1;
@@ -73,6 +85,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Stream> stream_;
   std::vector<Event> marks_;  // [kNumMarks]
   unsigned* arrivals_ = nullptr;
+  std::uint32_t* gates_ = nullptr;
+  std::unique_ptr<LinearChain> chain_;
 };
 
 bool device_present();

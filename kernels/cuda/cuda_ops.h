@@ -1,6 +1,7 @@
 // The CUDA implementations of kernels/ops/*.h, one in each cuda/<op>.cu. Arguments have been
-// checked by ops/<op>.cpp. Every one only enqueues on the backend's stream and reads no device
-// array on the host, so a sequence of them can be captured in a graph.
+// checked by ops/<op>.cpp. Every one only enqueues on the backend's stream, perhaps together with
+// what follows (linear_chain.h), and reads no device array on the host, so a sequence of them can
+// be captured in a graph.
 #pragma once
 
 #include <cstddef>
@@ -49,6 +50,8 @@ std::size_t paged_attention_scratch_bytes(const CudaBackend& backend, int num_he
                                           int max_rows, std::int64_t max_context);
 void rms_norm(CudaBackend& backend, const ops::RmsNormArgs& args);
 void residual_rms_norm(CudaBackend& backend, const ops::ResidualRmsNormArgs& args);
+// The same by a kernel of its own, at once.
+void residual_rms_norm_alone(const CudaBackend& backend, const ops::ResidualRmsNormArgs& args);
 void argmax_rows(CudaBackend& backend, const ops::ArgmaxRowsArgs& args);
 void sample_rows(CudaBackend& backend, const ops::SampleRowsArgs& args);
 std::size_t sample_scratch_bytes(const CudaBackend& backend, std::int64_t vocab);

@@ -3,6 +3,7 @@
 #include "kernels/cuda/device/dependency.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/linear_chain.h"
 
 namespace tandem::cuda {
 namespace {
@@ -78,6 +79,7 @@ void copy_rows(const CudaBackend& backend, int num_rows, const RowCopy& c) {
 }  // namespace
 
 void silu_mul(CudaBackend& backend, const ops::SiluMulArgs& args) {
+  if (backend.chain().add_silu(args)) return;
   const unsigned blocks = blocks_for(std::int64_t{args.num_rows} * args.width, kThreads);
   with_float_type(args.dtype, [&](auto type) {
     launch_overlapping(backend, silu_mul_kernel<decltype(type)>, blocks, kThreads, 0, args);

@@ -15,7 +15,7 @@ class StreamTimer final : public ops::DeviceTimer {
   StreamTimer(CudaBackend& backend, ops::Submit submit, int calls, std::function<void()> work)
       : backend_(backend), calls_(calls), work_(std::move(work)) {
     if (submit == ops::Submit::kOneByOne) return;
-    graph_ = Graph::capture(backend_.stream(), [this] { enqueue(); });
+    graph_ = backend_.capture([this] { enqueue(); });
     // The first launch uploads the graph.
     graph_->launch(backend_.stream());
     backend_.synchronize();

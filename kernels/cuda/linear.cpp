@@ -1,5 +1,6 @@
 // Chooses a linear's kernel.
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/linear_chain.h"
 #include "kernels/cuda/linear_kernels.h"
 #include "kernels/cuda/linear_prompt.h"
 #include "kernels/cuda/linear_prompt_plan.h"
@@ -49,8 +50,10 @@ Choice choose(const CudaBackend& backend, const ops::LinearArgs& args) {
   return choice;
 }
 
-// Several linears together where the kernel takes them.
-void run(CudaBackend& backend, std::span<const ops::LinearArgs> group, const Choice& choice) {
+// Several linears together where the kernel takes them. `beside_last`: of the same x as the linears
+// before.
+void run(CudaBackend& backend, std::span<const ops::LinearArgs> group, const Choice& choice,
+         bool beside_last) {
   switch (choice.plan.kernel) {
     case LinearKernel::kPlain:
       return linear_plain(backend, group.front(), choice.order);
@@ -59,7 +62,7 @@ void run(CudaBackend& backend, std::span<const ops::LinearArgs> group, const Cho
     case LinearKernel::kWide:
       return linear_wide(backend, group.front(), choice.order, choice.plan);
     case LinearKernel::kStream:
-      return linear_stream(backend, group, choice.order);
+      return backend.chain().add_linears(group, choice.order, beside_last);
     case LinearKernel::kPrompt:
       return linear_prompt(backend, group.front(), choice.order);
   }
@@ -72,7 +75,7 @@ bool takes_groups(LinearKernel kernel) {
 }  // namespace
 
 void linear(CudaBackend& backend, const ops::LinearArgs& args) {
-  run(backend, {&args, 1}, choose(backend, args));
+  run(backend, {&args, 1}, choose(backend, args), false);
 }
 
 void linear_group(CudaBackend& backend, std::span<const ops::LinearArgs> group) {
@@ -81,7 +84,7 @@ void linear_group(CudaBackend& backend, std::span<const ops::LinearArgs> group) 
     if (done[i]) continue;
     const Choice choice = choose(backend, group[i]);
     if (!takes_groups(choice.plan.kernel)) {
-      run(backend, group.subspan(i, 1), choice);
+      run(backend, group.subspan(i, 1), choice, i > 0);
       continue;
     }
     // All of one format at once: small ones (gates of 48 outputs) would leave the GPU idle, and
@@ -98,7 +101,7 @@ void linear_group(CudaBackend& backend, std::span<const ops::LinearArgs> group) 
       together[count++] = group[j];
       done[j] = true;
     }
-    run(backend, {together, count}, choice);
+    run(backend, {together, count}, choice, i > 0);
   }
 }
 

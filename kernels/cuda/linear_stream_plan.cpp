@@ -9,13 +9,15 @@ namespace {
 constexpr int kTileRowBytes = 128;
 constexpr int kSwizzleRows = 8;
 constexpr int kTileColumns = 64;
-constexpr int kStagesWanted = 7;  // more, and handing them over bounds the time
+constexpr int kStagesWanted = 10;  // more, and handing them over bounds the time
 constexpr int kMaxStageChunks = 4;
-constexpr int kMinStages = 4;
+constexpr int kMinStages = 4;  // of a link by itself, unless its rows are the fewest
+constexpr int kMinChainStages = 3;
 constexpr int kMaxStages = 16;
 constexpr int kMaxTurns = 4;
 constexpr std::size_t kTileAlignment = 1024;
 constexpr std::size_t kBarrierBytes = 8;
+constexpr std::size_t kNormBytes = 64;  // the sums of a norm's warps
 
 std::int64_t divide_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
 
@@ -23,7 +25,6 @@ bool aligned16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 
 
 // Boxes, their places and the tiles for a number of sweeps.
 void place_boxes(std::span<const ops::LinearArgs> group, int num_processors, StreamPlan& plan) {
-  plan.grid = 1;
   plan.chunk_rows = 0;
   for (std::size_t i = 0; i < group.size(); ++i) {
     const std::int64_t outs = group[i].weight.out_features;
@@ -31,42 +32,65 @@ void place_boxes(std::span<const ops::LinearArgs> group, int num_processors, Str
     plan.box_rows[i] = static_cast<int>(box);
     plan.first_row[i] = plan.chunk_rows;
     plan.chunk_rows += static_cast<int>(divide_up(box, kSwizzleRows)) * kSwizzleRows;
-    plan.grid = std::max(plan.grid, static_cast<int>(divide_up(outs, box * plan.sweeps)));
   }
   plan.tiles = static_cast<int>(divide_up(plan.chunk_rows, kLinearTileOuts));
 }
 
-// The ring for tiles that have been placed.
-void size_ring(const LinearOrder& order, int most_warps, int x_tile_bytes, int chunk_x_tiles,
-               std::size_t shared_limit_bytes, StreamPlan& plan) {
-  plan.turns = kMaxTurns;
-  while (plan.turns > 1 &&
-         (plan.tiles * plan.turns > most_warps || plan.turns > order.num_strands())) {
+int chunk_bytes(const StreamPlan& plan, int x_tile_bytes) {
+  return plan.chunk_rows * kTileRowBytes + plan.chunk_columns / kTileColumns * x_tile_bytes;
+}
+
+// Warps for tiles that have been placed, and stages of at most so many bytes.
+void size_stages(const LinearOrder& order, int warps, int x_tile_bytes, int most_bytes,
+                 int most_turns, StreamPlan& plan) {
+  plan.turns = most_turns;
+  while (plan.turns > 1 && (plan.tiles * plan.turns > warps || plan.turns > order.num_strands())) {
     plan.turns /= 2;
   }
-  const int chunk_bytes = plan.chunk_rows * kTileRowBytes + chunk_x_tiles * x_tile_bytes;
   // As equal as whole chunks can be.
-  const int most = std::clamp(static_cast<int>(shared_limit_bytes) / kStagesWanted / chunk_bytes, 1,
-                              kMaxStageChunks);
+  const int most = std::clamp(most_bytes / chunk_bytes(plan, x_tile_bytes), 1, kMaxStageChunks);
   const auto strand_stages = static_cast<int>(divide_up(plan.chunks, most));
   plan.stage_chunks = static_cast<int>(divide_up(plan.chunks, strand_stages));
-  plan.stage_bytes = plan.stage_chunks * chunk_bytes;
-  const auto strands = static_cast<std::size_t>(order.num_strands() + kStreamSpareStrands);
+  plan.x_bytes = plan.stage_chunks * plan.chunk_columns / kTileColumns * x_tile_bytes;
+}
+
+RingPlan plan_ring(std::span<const StreamPlan> links, std::span<const ChainLink> chain, int warps,
+                   int row_tiles, std::size_t shared_limit_bytes) {
+  RingPlan ring;
+  ring.warps = warps;
+  ring.row_tiles = row_tiles;
+  int turns = 1;
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    const StreamPlan& link = links[i];
+    ring.sum_floats = std::max(ring.sum_floats, link.sum_levels * link.tiles * kLinearTileOuts *
+                                                    row_tiles * kLinearTileRows);
+    ring.num_strands += chain[i].order.num_strands() + kStreamSpareStrands;
+    ring.stage_bytes = std::max(ring.stage_bytes, link.stage_bytes());
+    ring.max_tiles = std::max(ring.max_tiles, link.tiles);
+    turns = std::max(turns, link.turns);
+  }
+  // A last tile of eight rows reads eight more behind the last stage, for nobody: the tables.
+  ring.table_bytes = std::max(static_cast<int>(links.size() * kStreamLinkBytes) +
+                                  ring.num_strands * static_cast<int>(2 * sizeof(int)),
+                              kLinearTileOuts * kTileRowBytes);
   const std::size_t fixed =
-      kTileAlignment + kLinearTileOuts * kTileRowBytes +  // a last tile of eight rows reads on
-      kBarrierBytes * static_cast<std::size_t>(2 * kMaxStages + plan.multiplying_warps()) +
-      sizeof(float) * static_cast<std::size_t>(plan.sum_levels * plan.tiles * kLinearTileOuts *
-                                               plan.row_tiles * kLinearTileRows) +
-      2 * sizeof(int) * strands;
+      kTileAlignment + static_cast<std::size_t>(ring.table_bytes) +
+      kBarrierBytes * (2 * kMaxStages + links.size() * static_cast<std::size_t>(warps) + 1) +
+      sizeof(float) * static_cast<std::size_t>(ring.sum_floats) + kNormBytes;
   const std::size_t room = shared_limit_bytes > fixed ? shared_limit_bytes - fixed : 0;
-  plan.stages = static_cast<int>(
-      std::min<std::size_t>(room / static_cast<std::size_t>(plan.stage_bytes), kMaxStages));
-  while (plan.turns > plan.stages && plan.turns > 1) plan.turns /= 2;
-  // Whole turns: a stage then belongs to one turn, whose warps use it in order. Shared by two, its
-  // barrier could be a round behind for one of them, which a parity does not tell.
-  plan.stages -= plan.stages % plan.turns;
-  plan.shared_bytes =
-      fixed + static_cast<std::size_t>(plan.stages) * static_cast<std::size_t>(plan.stage_bytes);
+  ring.stages = static_cast<int>(
+      std::min<std::size_t>(room / static_cast<std::size_t>(ring.stage_bytes), kMaxStages));
+  // Whole turns: a stage then belongs to one turn of a link, whose warps use it in order. Shared by
+  // two, its barrier could be a round behind for one of them, which a parity does not tell.
+  ring.stages -= ring.stages % turns;
+  // Starting a stage's copies takes one warp about as long as memory takes to bring them.
+  if (ring.stages >= kMinStages) {
+    ring.producers = kStreamProducers;
+    ring.stages -= ring.stages % kStreamProducers;
+  }
+  ring.shared_bytes =
+      fixed + static_cast<std::size_t>(ring.stages) * static_cast<std::size_t>(ring.stage_bytes);
+  return ring;
 }
 
 }  // namespace
@@ -81,30 +105,54 @@ bool stream_serves(const LinearOrder& order, const ops::LinearArgs& args) {
   return order.scale_columns == 0 || (order.scale_columns == 128 && order.leaf_columns % 128 == 0);
 }
 
-StreamPlan plan_stream(const LinearOrder& order, std::span<const ops::LinearArgs> group,
-                       int num_processors, std::size_t shared_limit_bytes) {
-  const ops::LinearArgs& first = group.front();
-  const int chunk_columns = stream_chunk_columns(first.weight.format);
-  // Codes take instructions to decode, so many warps. BF16 takes none: few warps, which leave
-  // registers for the small kernels around a linear, and shared memory is left for them too. More
-  // than half is taken in any case: of two blocks on one processor, another one would lack its own.
-  const bool decodes = first.weight.format != ops::WeightFormat::kBf16;
-  const int most_warps = decodes ? kStreamMaxWarps : kStreamMaxTiles;
-  if (!decodes) shared_limit_bytes = shared_limit_bytes * 3 / 4;
-  StreamPlan plan;
-  plan.row_tiles = first.num_rows <= kLinearTileRows ? 1 : 2;
-  plan.sum_levels = std::bit_width(static_cast<unsigned>(order.num_leaves));
-  plan.chunks = static_cast<int>(divide_up(order.strand_columns, chunk_columns));
-  const int x_tile_bytes = plan.row_tiles * kLinearTileRows * kTileRowBytes;
-  for (plan.sweeps = 1;; ++plan.sweeps) {
-    place_boxes(group, num_processors, plan);
-    // What the fewest rows take always fits, if not several times.
-    const bool is_smallest = plan.chunk_rows == static_cast<int>(group.size()) * kSwizzleRows;
-    if (plan.tiles > kStreamMaxTiles) continue;
-    size_ring(order, most_warps, x_tile_bytes, chunk_columns / kTileColumns, shared_limit_bytes,
-              plan);
-    if (plan.stages >= kMinStages || is_smallest) return plan;
+ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
+                     std::size_t shared_limit_bytes) {
+  const bool decodes = std::any_of(links.begin(), links.end(), [](const ChainLink& link) {
+    return link.group.front().weight.format != ops::WeightFormat::kBf16;
+  });
+  const int warps = decodes ? kStreamCodeWarps : kStreamWarps;
+  // Some memory is left for the kernel between two chains, so that it can start beside either
+  // (gated_delta_mix.cu takes 32 KB); with codes registers would not do. More than half is taken in
+  // any case: of two blocks on one processor, another one would lack its own.
+  if (!decodes) shared_limit_bytes = shared_limit_bytes / 16 * 13;
+  const int row_tiles = links.front().group.front().num_rows <= kLinearTileRows ? 1 : 2;
+  const int x_tile_bytes = row_tiles * kLinearTileRows * kTileRowBytes;
+  ChainPlan chain;
+  int first_strand = 0;
+  // A stage holds a chunk of the widest link, and of the others as many as fit one of that size.
+  int most_bytes = static_cast<int>(shared_limit_bytes) / kStagesWanted;
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    const auto& [group, order] = links[i];
+    StreamPlan& plan = chain.links[i];
+    plan.chunk_columns = stream_chunk_columns(group.front().weight.format);
+    plan.sum_levels = std::bit_width(static_cast<unsigned>(order.num_leaves));
+    plan.chunks = static_cast<int>(divide_up(order.strand_columns, plan.chunk_columns));
+    plan.first_strand = first_strand;
+    first_strand += order.num_strands() + kStreamSpareStrands;
+    for (;; ++plan.sweeps) {
+      place_boxes(group, num_processors, plan);
+      if (plan.tiles > kStreamMaxTiles) continue;
+      size_stages(order, warps, x_tile_bytes, 0, 1, plan);
+      // What the fewest rows take always fits, if not several times.
+      if (plan.chunk_rows == static_cast<int>(group.size()) * kSwizzleRows) break;
+      const RingPlan alone =
+          plan_ring({&plan, 1}, links.subspan(i, 1), warps, row_tiles, shared_limit_bytes);
+      if (alone.stages >= kMinStages) break;
+    }
+    most_bytes = std::max(most_bytes, chunk_bytes(plan, x_tile_bytes));
   }
+  // As many turns as leave enough stages.
+  for (int most_turns = kMaxTurns; most_turns > 0; most_turns /= 2) {
+    for (std::size_t i = 0; i < links.size(); ++i) {
+      size_stages(links[i].order, warps, x_tile_bytes, most_bytes, most_turns, chain.links[i]);
+    }
+    chain.ring =
+        plan_ring({chain.links, links.size()}, links, warps, row_tiles, shared_limit_bytes);
+    if (chain.ring.stages >= kMinStages) break;
+  }
+  return chain;
 }
+
+bool chain_streams(const ChainPlan& plan) { return plan.ring.stages >= kMinChainStages; }
 
 }  // namespace tandem::cuda

@@ -1,6 +1,8 @@
-// How a linear of few rows is streamed (linear_stream.cu): which linears, and how their outputs are
+// How linears of few rows are streamed (linear_stream.cu): which linears, and how their outputs are
 // spread over blocks and a block's shared memory over a ring. None of it shows in a bit: sums
 // follow linear_order(). Plain host code.
+//
+// A chain is what one kernel computes: links, one after the other, each some linears of the same x.
 #pragma once
 
 #include <cstddef>
@@ -11,44 +13,87 @@
 
 namespace tandem::cuda {
 
-inline constexpr int kStreamMaxRows = 16;   // of x
-inline constexpr int kStreamMaxWarps = 18;  // that multiply; one more starts the copies
-inline constexpr int kStreamMaxTiles = 9;   // of 16 outputs that a block works on at once
+inline constexpr int kStreamMaxRows = 16;  // of x
+inline constexpr int kStreamMaxTiles = 9;  // of 16 outputs that a block works on at once
+inline constexpr int kChainMaxLinks = 6;
 
-// Strands that the table in shared memory has room for beyond the last, none of which exists.
+// Warps of a block that multiply; up to two more start the copies. Codes take instructions to
+// decode, so many warps. BF16 takes none: few warps, which leave registers for the small kernels
+// around.
+inline constexpr int kStreamProducers = 2;
+inline constexpr int kStreamWarps = 9;
+inline constexpr int kStreamCodeWarps = 18;
+
+// What a link takes of shared memory besides; the kernel checks it.
+inline constexpr std::size_t kStreamLinkBytes = 560;
+
+// Strands that a link's table in shared memory has room for beyond the last, none of which exists.
 inline constexpr int kStreamSpareStrands = 8;
 
 // Of a weight row in a chunk: 128 bytes, what four lanes load in two steps.
 constexpr int stream_chunk_columns(ops::WeightFormat format) { return 8 * lane_columns(format); }
 
+// A link's outputs, and what a stage of the ring holds of it.
 struct StreamPlan {
-  int grid = 0;
   int sweeps = 1;  // over K, each for another part of a block's outputs
   // Of each linear: its outputs in a sweep, a box of the copy engine; where they lie in a stage.
   int box_rows[ops::kMaxLinearGroup] = {};
   int first_row[ops::kMaxLinearGroup] = {};
   int chunk_rows = 0;  // of weights, with the gaps between boxes
-  int chunks = 1;      // of a strand, but for leaves' last
+  int chunk_columns = 64;
+  int chunks = 1;  // of a strand, but for leaves' last
   int stage_chunks = 1;
-  int tiles = 0;      // of 16 rows
-  int row_tiles = 1;  // of 8 rows of x
-  int turns = 1;      // strands that are worked on at once, by as many warps for each tile
-  int stages = 0;     // whole turns
-  int stage_bytes = 0;
-  int sum_levels = 1;  // of the tree of leaves, in shared memory
-  std::size_t shared_bytes = 0;
+  int x_bytes = 0;       // of a stage, behind its weights
+  int tiles = 0;         // of 16 rows
+  int turns = 1;         // strands that are worked on at once, by as many warps for each tile
+  int sum_levels = 1;    // of the tree of leaves, in shared memory
+  int first_strand = 0;  // of the link, in the chain's table
 
   constexpr int strand_stages() const { return (chunks + stage_chunks - 1) / stage_chunks; }
+  constexpr int weight_bytes() const { return stage_chunks * chunk_rows * 128; }
+  constexpr int stage_bytes() const { return weight_bytes() + x_bytes; }
   constexpr int multiplying_warps() const { return tiles * turns; }
-  constexpr int threads() const { return 32 * (multiplying_warps() + 1); }
+  // That pass through the ring, some of them empty.
+  constexpr int num_stages(int strands) const {
+    return sweeps * ((strands + turns - 1) / turns) * strand_stages() * turns;
+  }
+};
+
+// What the links share.
+struct RingPlan {
+  int warps = 0;      // that multiply
+  int producers = 1;  // warps that start the copies, 1 or 2; a whole number of stages each
+  int row_tiles = 1;  // of 8 rows of x
+  int stages = 0;     // whole turns of every link
+  int stage_bytes = 0;
+  int max_tiles = 0;  // of a link
+  int sum_floats = 0;
+  int num_strands = 0;  // of all links' tables
+  int table_bytes = 0;  // links and strands
+  std::size_t shared_bytes = 0;
+
+  constexpr int threads() const { return 32 * (warps + producers); }
+};
+
+struct ChainPlan {
+  RingPlan ring;
+  StreamPlan links[kChainMaxLinks];
+};
+
+// Linears of the same x, format and order.
+struct ChainLink {
+  std::span<const ops::LinearArgs> group;
+  LinearOrder order;
 };
 
 // Whether x and the weight can be streamed at all: alignment for the copy engine, leaves of whole
 // steps.
 bool stream_serves(const LinearOrder& order, const ops::LinearArgs& args);
 
-// For linears of the same x, format and order. A block gets at most shared_limit_bytes.
-StreamPlan plan_stream(const LinearOrder& order, std::span<const ops::LinearArgs> group,
-                       int num_processors, std::size_t shared_limit_bytes);
+// For a block on every processor, of at most shared_limit_bytes. A chain of several links may have
+// too few stages to stream (chain_streams() is false); a single one can always be run.
+ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
+                     std::size_t shared_limit_bytes);
+bool chain_streams(const ChainPlan& plan);
 
 }  // namespace tandem::cuda

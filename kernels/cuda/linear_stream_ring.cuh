@@ -1,5 +1,5 @@
-// What flows into a block of linear_stream.cu, and how: the block's shared memory, the order in
-// which its stages are filled and used, and the warp that fills them.
+// What flows into a block of linear_stream.cu, and how: the chain it works on, its shared memory,
+// the order in which stages are filled and used, and the warp that fills them.
 #pragma once
 
 #include "kernels/cuda/device/copy_engine.cuh"
@@ -7,6 +7,9 @@
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/weights.cuh"
 #include "kernels/cuda/linear_stream_plan.h"
+#include "kernels/cuda/rms_norm.cuh"
+#include "kernels/ops/elementwise.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace tandem::cuda::stream {
 
@@ -19,14 +22,32 @@ struct Output {
   std::int64_t y_stride;
 };
 
-struct Args {
-  CUtensorMap x_map;
-  CUtensorMap weight_maps[ops::kMaxLinearGroup];
+// Some linears of the same x, and what is done before and after.
+struct alignas(16) Link {
   Output outputs[ops::kMaxLinearGroup];
   int num_outputs;
-  int num_rows;
   LinearOrder order;
   StreamPlan plan;
+  bool has_norm;  // x is made by `norm` first
+  bool follows;   // x may be what the link before has written
+  bool has_silu;  // of the first two outputs, which have as many rows
+  ops::ResidualRmsNormArgs norm;
+  ops::SiluMulArgs silu;
+};
+
+struct LinkMaps {
+  CUtensorMap x;
+  CUtensorMap weights[ops::kMaxLinearGroup];
+};
+
+struct Args {
+  int num_links;
+  int num_rows;
+  RingPlan ring;
+  uint32_t* output_gate;  // everybody has written a link's outputs
+  uint32_t* norm_gate;    // and these have been normed
+  Link links[kChainMaxLinks];
+  LinkMaps maps[kChainMaxLinks];
 };
 
 // Scales come a strand at a time, for so many columns each.
@@ -61,135 +82,249 @@ __device__ __forceinline__ Strand strand_of(const LinearOrder& order, int strand
 
 // The block's shared memory.
 struct Ring {
-  char* stages;     // [stages][stage_bytes]: weights [chunks][chunk_rows][128], tiles of x
-  float* sums;      // [levels][tiles][row tiles][4][lanes]
-  Barrier* filled;  // [stages]
-  Barrier* read;    // [stages]
-  Barrier* passed;  // [tiles][turns]: the tile's sums are this turn's to add to
-  Strand* strands;  // [num_strands + kStreamSpareStrands]
+  char* stages;      // [stages][stage_bytes]: weights [chunks][chunk_rows][128], tiles of x
+  float* sums;       // [levels][tiles][row tiles][4][lanes]
+  float* norm_sums;  // of the warps that norm a row
+  Barrier* filled;   // [stages]
+  Barrier* read;     // [stages], by max_tiles
+  Barrier* passed;   // [links][tiles][turns]: the tile's sums are this turn's to add to
+  Barrier* inputs;   // a link's x can be read
+  Strand* strands;   // [links][num_strands + kStreamSpareStrands]
+  Link* links;       // a copy of the arguments
 
-  __device__ Ring(char* memory, const StreamPlan& plan) {
+  __device__ Ring(char* memory, const Args& args) {
+    const RingPlan& plan = args.ring;
     const uint32_t address = shared_address(memory);
     stages = memory + ((address + kTileAlignment - 1) / kTileAlignment * kTileAlignment - address);
-    // A last tile of eight rows reads eight more, which belong to nobody.
-    char* behind = stages + plan.stages * plan.stage_bytes + kLinearTileOuts * kTileRowBytes;
-    sums = reinterpret_cast<float*>(behind);
-    const int floats = plan.sum_levels * plan.tiles * plan.row_tiles * 4 * kWarp;
-    filled = reinterpret_cast<Barrier*>(sums + floats);
+    char* tables = stages + plan.stages * plan.stage_bytes;
+    links = reinterpret_cast<Link*>(tables);
+    strands = reinterpret_cast<Strand*>(links + args.num_links);
+    sums = reinterpret_cast<float*>(tables + plan.table_bytes);
+    norm_sums = sums + plan.sum_floats;
+    filled = reinterpret_cast<Barrier*>(norm_sums + kNormWarps);
     read = filled + plan.stages;
     passed = read + plan.stages;
-    strands = reinterpret_cast<Strand*>(passed + plan.multiplying_warps());
+    inputs = passed + args.num_links * plan.warps;
   }
 };
 
-// The stages in the order in which they are filled: of `turns` strands by turns. A strand that is
-// shorter, or does not exist, leaves its stages empty.
-struct Place {
-  int sweep = 0, first_strand = 0, strand_stage = 0, turn = 0;
-  int stage = 0;
-  uint32_t phase = 0;
+// Copies the links to shared memory, by all threads. Arguments are constant memory that is cold in
+// every launch: looked up one by one where they are needed they would cost a microsecond each.
+__device__ __forceinline__ void copy_links(const Args& args, const Ring& ring) {
+  static_assert(sizeof(Link) % sizeof(uint4) == 0 && sizeof(Link) <= kStreamLinkBytes);
+  const auto* from = reinterpret_cast<const uint4*>(args.links);
+  auto* to = reinterpret_cast<uint4*>(ring.links);
+  const int count = args.num_links * static_cast<int>(sizeof(Link) / sizeof(uint4));
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x)) {
+    uint4 v;  // as any other memory: side by side
+    asm volatile("ld.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from + i));
+    to[i] = v;
+  }
+}
 
-  __device__ __forceinline__ void next(const StreamPlan& plan, int strands) {
-    if (++stage == plan.stages) stage = 0, phase ^= 1;
-    if (++turn < plan.turns) return;
-    turn = 0;
-    if (++strand_stage < plan.strand_stages()) return;
+// Where the ring stands: stages are used in a circle, and each time round they change phase.
+struct RingPlace {
+  int stages;
+  int stage;
+  uint32_t phase;
+
+  // After so many stages from the start.
+  __device__ RingPlace(const RingPlan& ring, int passed)
+      : stages(ring.stages),
+        stage(passed % stages),
+        phase(static_cast<uint32_t>(passed / stages) & 1) {}
+  __device__ __forceinline__ void advance(int by) {
+    stage += by;
+    if (stage >= stages) stage -= stages, phase ^= 1;
+  }
+};
+
+// A link's stages in the order in which they are filled: of `turns` strands by turns. A strand that
+// is shorter, or does not exist, leaves its stages empty.
+class Walk {
+ public:
+  __device__ Walk(const Link& link, const RingPlace& begin)
+      : at(begin),
+        sweeps_(link.plan.sweeps),
+        strands_(link.order.num_strands()),
+        strand_stages_(link.plan.strand_stages()),
+        turns_(link.plan.turns) {}
+
+  RingPlace at;
+  int sweep = 0;
+  int strand_stage = 0;
+
+  __device__ bool ended() const { return sweep >= sweeps_; }
+  __device__ int strand() const { return first_strand_ + turn_; }
+  __device__ __forceinline__ void next() {
+    at.advance(1);
+    if (++turn_ < turns_) return;
+    turn_ = 0;
+    if (++strand_stage < strand_stages_) return;
     strand_stage = 0;
-    first_strand += plan.turns;
-    if (first_strand < strands) return;
-    first_strand = 0;
+    first_strand_ += turns_;
+    if (first_strand_ < strands_) return;
+    first_strand_ = 0;
     ++sweep;
   }
+
+ private:
+  int sweeps_, strands_, strand_stages_, turns_;
+  int first_strand_ = 0, turn_ = 0;
 };
 
-// Fills the ring. One warp; its lanes start the copies of a stage side by side.
-template <class S>
-class Producer {
+// Fills stages of a link. One warp; its lanes start the copies of a stage side by side.
+class Filler {
  public:
-  __device__ Producer(const Args& args, const Ring& ring)
-      : args_(args), plan_(args.plan), ring_(ring), lane_(static_cast<int>(threadIdx.x % kWarp)) {
-    chunk_ = lane_ / args.num_outputs;
-    output_ = lane_ - chunk_ * args.num_outputs;
-    row_ = static_cast<int>(blockIdx.x) * plan_.sweeps * plan_.box_rows[output_];
-    outs_ = static_cast<int>(args.outputs[output_].weight.out_features);
-    chunk_bytes_ = plan_.chunk_rows * kTileRowBytes;
-    to_ = chunk_ * chunk_bytes_ + plan_.first_row[output_] * kTileRowBytes;
+  __device__ Filler(const Link& link, const LinkMaps& maps, const Ring& ring,
+                    const RingPlan& ring_plan)
+      : filled_(ring.filled),
+        stages_(ring.stages),
+        stage_bytes_(ring_plan.stage_bytes),
+        lane_(static_cast<int>(threadIdx.x % kWarp)) {
+    const StreamPlan& plan = link.plan;
+    const int chunk = lane_ / link.num_outputs;
+    const int output = lane_ - chunk * link.num_outputs;
+    box_ = plan.box_rows[output];
+    row_ = static_cast<int>(blockIdx.x) * plan.sweeps * box_;
+    outs_ =
+        chunk < plan.stage_chunks ? static_cast<int>(link.outputs[output].weight.out_features) : 0;
+    span_ = plan.stage_chunks * plan.chunk_columns;
+    column_ = chunk * plan.chunk_columns;
+    unit_shift_ = 31 - __clz(plan.chunk_columns / kTileColumns);
+    to_ = (chunk * plan.chunk_rows + plan.first_row[output]) * kTileRowBytes;
+    x_to_ = plan.weight_bytes();
+    x_bytes_ = plan.x_bytes;
+    weight_map_ = &maps.weights[output];
+    x_map_ = &maps.x;
   }
 
-  // The ring's first round, of weights alone: they do not depend on the kernel before.
-  __device__ __forceinline__ void begin() {
-    const int strands = args_.order.num_strands();
-    Place at;
-    for (int i = 0; i < plan_.stages && at.sweep < plan_.sweeps; ++i) {
-      fill_weights(at, strand_of(args_.order, at.first_strand + at.turn));
-      at.next(plan_, strands);
+  __device__ __forceinline__ void fill_weights(const Walk& walk, const Strand& strand) const {
+    const int first = strand.begin + walk.strand_stage * span_;
+    Barrier& filled = filled_[walk.at.stage];
+    if (first >= strand.end) {
+      if (lane_ == 0) filled.arrive();
+      return;
     }
-    if (lane_ == kXLane) prefetch_map(args_.x_map);
+    const int row = row_ + walk.sweep * box_;
+    const int column = first + column_;
+    const bool copies = column < strand.end && row < outs_;
+    const auto rows = static_cast<unsigned>(copies ? box_ : 0);
+    const auto bytes =
+        static_cast<int>(__reduce_add_sync(kAllLanes, rows)) * kTileRowBytes + x_bytes_;
+    if (lane_ == 0) filled.arrive_and_expect(bytes);
+    __syncwarp();
+    // Maps count in units of two bytes.
+    if (copies) {
+      copy_tile(*weight_map_, column >> unit_shift_, row,
+                stages_ + walk.at.stage * stage_bytes_ + to_, filled);
+    }
   }
 
-  // Everything else.
-  __device__ __forceinline__ void run() {
-    const int strands = args_.order.num_strands();
-    Place at;
-    wait_for_previous_kernel();
-    for (int i = 0; i < plan_.stages && at.sweep < plan_.sweeps; ++i) {
-      fill_x(at, ring_.strands[at.first_strand + at.turn]);
-      at.next(plan_, strands);
-    }
-    for (; at.sweep < plan_.sweeps; at.next(plan_, strands)) {
-      const Strand strand = ring_.strands[at.first_strand + at.turn];
-      ring_.read[at.stage].wait(at.phase ^ 1);
-      fill_weights(at, strand);
-      fill_x(at, strand);
-    }
+  __device__ __forceinline__ void fill_x(const Walk& walk, const Strand& strand) const {
+    const int first = strand.begin + walk.strand_stage * span_;
+    if (lane_ != kXLane || first >= strand.end) return;
+    copy_tiles(*x_map_, first / kTileColumns, stages_ + walk.at.stage * stage_bytes_ + x_to_,
+               filled_[walk.at.stage]);
   }
 
  private:
   static constexpr int kXLane = kWarp - 1;
 
-  // What a stage holds of its strand: from here to the strand's end, or less.
-  __device__ __forceinline__ int first_column(const Place& at, const Strand& strand) const {
-    return strand.begin + at.strand_stage * plan_.stage_chunks * S::kChunk;
+  Barrier* filled_;
+  char* stages_;
+  int stage_bytes_;
+  int lane_;
+  // What this lane copies of a stage: a chunk of an output.
+  int box_, row_, outs_;  // outs_ is 0 for a chunk beyond the stage's
+  int span_, column_;     // of a stage; of the chunk, within it
+  int unit_shift_;
+  int to_, x_to_;  // bytes of a stage
+  int x_bytes_;
+  const CUtensorMap* weight_map_;
+  const CUtensorMap* x_map_;
+};
+
+// A warp that fills the ring: every so many stages are its own.
+class Producer {
+ public:
+  __device__ Producer(const Args& args, const Ring& ring, int number)
+      : args_(args),
+        ring_(ring),
+        others_(args.ring.producers - 1),
+        number_(number),
+        end_(args.ring, 0) {}
+
+  // Maps are looked up in memory, too.
+  __device__ __forceinline__ void prefetch_maps() const {
+    for (int i = 0; i < args_.num_links; ++i) {
+      if (threadIdx.x % kWarp <= ops::kMaxLinearGroup) {
+        prefetch_map((&args_.maps[i].x)[threadIdx.x % kWarp]);
+      }
+    }
   }
 
-  __device__ __forceinline__ void fill_weights(const Place& at, const Strand& strand) const {
-    const int first = first_column(at, strand);
-    Barrier& filled = ring_.filled[at.stage];
-    if (first >= strand.end) {
-      if (lane_ == 0) filled.arrive();
-      return;
-    }
-    const int row = row_ + at.sweep * plan_.box_rows[output_];
-    const int column = first + chunk_ * S::kChunk;
-    const bool copies = chunk_ < plan_.stage_chunks && column < strand.end && row < outs_;
-    const auto rows = static_cast<unsigned>(copies ? plan_.box_rows[output_] : 0);
-    const auto bytes = static_cast<int>(__reduce_add_sync(kAllLanes, rows)) * kTileRowBytes +
-                       plan_.stage_chunks * S::kXTiles * S::kXTileBytes;
-    if (lane_ == 0) filled.arrive_and_expect(bytes);
-    __syncwarp();
-    // Maps count in units of two bytes.
-    if (copies) {
-      copy_tile(args_.weight_maps[output_], column * kTileColumns / S::kChunk, row,
-                ring_.stages + at.stage * plan_.stage_bytes + to_, filled);
+  // As much of the first link's weights as the ring takes: they do not depend on the kernel before.
+  // The table of strands is not there yet.
+  __device__ __forceinline__ void begin() {
+    const Link& link = ring_.links[0];
+    begin_link(Walk(link, end_), Filler(link, args_.maps[0], ring_, args_.ring),
+               [&](int strand) { return strand_of(link.order, strand); });
+  }
+
+  // Everything else, once the table is there.
+  __device__ __forceinline__ void run() {
+    uint32_t inputs = 0;
+    for (int i = 0; i < args_.num_links; ++i) {
+      const Link& link = ring_.links[i];
+      const Strand* strands = ring_.strands + link.plan.first_strand;
+      const Filler filler(link, args_.maps[i], ring_, args_.ring);
+      Walk walk(link, end_);
+      // Weights wait for nothing: the next link's fill what has been read of this one's.
+      if (i > 0) begin_link(walk, filler, [&](int strand) { return strands[strand]; });
+      if (i == 0) wait_for_previous_kernel();
+      if (link.has_norm || link.follows) {
+        ring_.inputs->wait(inputs);
+        inputs ^= 1;
+      }
+      publish_to_copies();
+      for (int n = 0; n < walk.at.stages && !walk.ended(); ++n, walk.next()) {
+        if (owns(walk.at)) filler.fill_x(walk, strands[walk.strand()]);
+      }
+      for (; !walk.ended(); walk.next()) {
+        if (!owns(walk.at)) continue;
+        const Strand strand = strands[walk.strand()];
+        ring_.read[walk.at.stage].wait(walk.at.phase ^ 1);
+        filler.fill_weights(walk, strand);
+        filler.fill_x(walk, strand);
+      }
+      end_ = walk.at;
     }
   }
 
-  __device__ __forceinline__ void fill_x(const Place& at, const Strand& strand) const {
-    const int first = first_column(at, strand);
-    if (lane_ != kXLane || first >= strand.end) return;
-    copy_tiles(args_.x_map, first / kTileColumns,
-               ring_.stages + at.stage * plan_.stage_bytes + plan_.stage_chunks * chunk_bytes_,
-               ring_.filled[at.stage]);
+ private:
+  template <class StrandAt>
+  __device__ __forceinline__ void begin_link(Walk walk, const Filler& filler,
+                                             const StrandAt& strand_at) const {
+    for (int n = 0; n < walk.at.stages && !walk.ended(); ++n, walk.next()) {
+      if (!owns(walk.at)) continue;
+      ring_.read[walk.at.stage].wait(walk.at.phase ^ 1);
+      filler.fill_weights(walk, strand_at(walk.strand()));
+    }
+  }
+
+  // Always the same stages, whose barriers it therefore sees in every phase.
+  __device__ __forceinline__ bool owns(const RingPlace& at) const {
+    return (at.stage & others_) == number_;
   }
 
   const Args& args_;
-  const StreamPlan& plan_;
   const Ring& ring_;
-  int lane_;
-  int chunk_, output_;  // what this lane copies of a stage; chunks beyond the stage's: nothing
-  int row_, outs_;      // of its output
-  int chunk_bytes_;
-  int to_;  // byte of a stage
+  int others_;  // 0 or 1
+  int number_;
+  RingPlace end_;  // of the links before
 };
 
 }  // namespace tandem::cuda::stream

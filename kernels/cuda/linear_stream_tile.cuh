@@ -26,8 +26,7 @@ class Lane {
     weight_ = swizzled(first_row_, t_);
     // The columns of a lane's 16 bytes of weights are 1, 2 or 4 pieces of x.
     const int piece = t_ * Weight::kGroups;
-    x_ = plan.stage_chunks * plan.chunk_rows * kTileRowBytes + piece / 8 * S::kXTileBytes +
-         swizzled(x_row, piece % 8);
+    x_ = plan.weight_bytes() + piece / 8 * S::kXTileBytes + swizzled(x_row, piece % 8);
   }
 
   __device__ int t() const { return t_; }
@@ -67,11 +66,11 @@ struct OutputRow {
   std::int64_t out = 0;  // some output if the row is none
   bool exists = false;
 
-  __device__ OutputRow(const Args& args, int sweep, int stage_row) {
-    const StreamPlan& plan = args.plan;
-    while (linear + 1 < args.num_outputs && stage_row >= plan.first_row[linear + 1]) ++linear;
+  __device__ OutputRow(const Link& link, int sweep, int stage_row) {
+    const StreamPlan& plan = link.plan;
+    while (linear + 1 < link.num_outputs && stage_row >= plan.first_row[linear + 1]) ++linear;
     const int box = plan.box_rows[linear], row = stage_row - plan.first_row[linear];
-    const std::int64_t outs = args.outputs[linear].weight.out_features;
+    const std::int64_t outs = link.outputs[linear].weight.out_features;
     out = (std::int64_t{blockIdx.x} * plan.sweeps + sweep) * box + row;
     exists = row < box && out < outs;
     out = min(out, outs - 1);
@@ -87,10 +86,22 @@ class RowScales {
   // As they are stored: what is asked for a strand ahead must not be waited for to be converted.
   struct OfStrand {
     uint32_t bits[kScales][2] = {};
+
+    // Brings the next chunk's to the front, where they are looked up.
+    __device__ __forceinline__ void next_chunk() {
+      constexpr int kOfChunk = S::kStrandScales / S::kMaxChunks;
+      if constexpr (kOfChunk > 0) {
+#pragma unroll
+        for (int i = 0; i + kOfChunk < kScales; ++i) {
+          bits[i][0] = bits[i + kOfChunk][0];
+          bits[i][1] = bits[i + kOfChunk][1];
+        }
+      }
+    }
   };
 
-  __device__ void set_row(const Args& args, const OutputRow& row, int half) {
-    const ops::LinearWeight& w = args.outputs[row.linear].weight;
+  __device__ void set_row(const Link& link, const OutputRow& row, int half) {
+    const ops::LinearWeight& w = link.outputs[row.linear].weight;
     if constexpr (S::kIsNibble) {
       scales_[half] = Weight::scale_row(w, row.out);
     } else if constexpr (S::kHasColumnScales) {
@@ -128,9 +139,9 @@ class RowScales {
     }
     return s;
   }
-  // Of the i-th 128 columns.
-  __device__ __forceinline__ float value(const OfStrand& s, int i, int half) const {
-    return scale_value(&s.bits[i][half], dtype_, 0);
+  // Of a chunk of 128 columns.
+  __device__ __forceinline__ float value(const OfStrand& s, int half) const {
+    return scale_value(&s.bits[0][half], dtype_, 0);
   }
 
  private:
@@ -185,23 +196,24 @@ __device__ __forceinline__ void multiply_step(const Lane<S, kRowTiles>& lane, co
 template <int kRowTiles>
 class SumTree {
  public:
-  __device__ SumTree(const Ring& ring, const StreamPlan& plan, int tile)
+  __device__ SumTree(const Ring& ring, const Link& link, int tile)
       : own_(ring.sums + tile * kFloats + static_cast<int>(threadIdx.x % kWarp)),
-        level_floats_(plan.tiles * kFloats) {}
+        level_floats_(link.plan.tiles * kFloats),
+        num_leaves_(link.order.num_leaves),
+        strands_per_leaf_(link.order.strands_per_leaf) {}
 
   // `sums` of a strand; returns whether they have become those of all leaves.
-  __device__ __forceinline__ bool add(const LinearOrder& order, int strand,
-                                      TileSums<kRowTiles>& sums) {
-    const int leaf = strand / order.strands_per_leaf;
-    const int place = strand - leaf * order.strands_per_leaf;
+  __device__ __forceinline__ bool add(int strand, TileSums<kRowTiles>& sums) const {
+    const int leaf = strand / strands_per_leaf_;
+    const int place = strand - leaf * strands_per_leaf_;
     if (place > 0) add_level(0, sums);
-    if (place + 1 < order.strands_per_leaf) {
+    if (place + 1 < strands_per_leaf_) {
       store(0, sums);
       return false;
     }
     int level = 1;
     for (; (leaf >> (level - 1) & 1) != 0; ++level) add_level(level, sums);
-    if (leaf + 1 == order.num_leaves) return true;
+    if (leaf + 1 == num_leaves_) return true;
     store(level, sums);
     return false;
   }
@@ -224,22 +236,24 @@ class SumTree {
 
   float* own_;
   int level_floats_;
+  int num_leaves_, strands_per_leaf_;
 };
 
 template <class S, int kRowTiles>
-__device__ __forceinline__ void write_tile(const Args& args, const Lane<S, kRowTiles>& lane,
-                                           int sweep, const TileSums<kRowTiles>& sums) {
+__device__ __forceinline__ void write_tile(const Link& link, int num_rows,
+                                           const Lane<S, kRowTiles>& lane, int sweep,
+                                           const TileSums<kRowTiles>& sums) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const OutputRow row(args, sweep, lane.row(half));
+    const OutputRow row(link, sweep, lane.row(half));
     if (!row.exists) continue;
-    const Output& output = args.outputs[row.linear];
+    const Output& output = link.outputs[row.linear];
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int x_row = r * kLinearTileRows + lane.row_of_x(2 * lane.t() + i);
-        if (x_row >= args.num_rows) continue;
+        if (x_row >= num_rows) continue;
         const std::int64_t at = x_row * output.y_stride + row.out;
         const float sum = sums.of[r][2 * half + i];
         if (output.y_dtype == DType::kF32) {

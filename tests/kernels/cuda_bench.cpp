@@ -84,7 +84,7 @@ class Bench {
   double seconds(int calls, const std::function<void()>& op) {
     op();
     backend_.synchronize();
-    const auto graph = cuda::Graph::capture(backend_.stream(), [&] {
+    const auto graph = backend_.capture([&] {
       for (int i = 0; i < calls; ++i) op();
     });
     graph.launch(backend_.stream());

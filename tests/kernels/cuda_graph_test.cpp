@@ -103,7 +103,7 @@ TEST_F(CudaBackendTest, ACapturedGraphReplaysOverChangedInputs) {
                                .valid_vocab = kVocab,
                                .out = best.data()});
   };
-  const auto graph = cuda::Graph::capture(backend.stream(), work);
+  const auto graph = backend.capture(work);
   for (std::uint64_t seed = 10; seed < 13; ++seed) {
     const auto fresh = random_normal(seed, kRows * kWidth);
     for (std::size_t i = 0; i < fresh.size(); ++i) x.set(i, fresh[i]);
@@ -121,9 +121,7 @@ TEST_F(CudaBackendTest, ACapturedGraphReplaysOverChangedInputs) {
 // Broken off inside, the stream must be usable again.
 TEST_F(CudaBackendTest, AFailedCaptureLeavesTheStreamUsable) {
   cuda::CudaBackend backend({});
-  EXPECT_THROW(cuda::Graph::capture(backend.stream(),
-                                    [] { throw Error(ExitCode::kInternal, {.what = "no"}); }),
-               Error);
+  EXPECT_THROW(backend.capture([] { throw Error(ExitCode::kInternal, {.what = "no"}); }), Error);
   Array y(DType::kF32, 16);
   backend.zero(y.data(), 16 * sizeof(float));
   backend.synchronize();

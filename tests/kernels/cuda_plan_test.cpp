@@ -170,27 +170,75 @@ TEST(StreamPlan, BoxesHoldEveryOutputOnceAndTheRingFits) {
           for (const int n : outs) group.push_back(args_of(format, n, columns, rows, leaves));
           const LinearOrder order = linear_order(group[0].weight, DType::kBF16, leaves);
           ASSERT_TRUE(stream_serves(order, group[0]));
-          const StreamPlan plan = plan_stream(order, group, device.processors, device.shared_bytes);
+          const ChainLink link{group, order};
+          const ChainPlan chain = plan_chain({&link, 1}, device.processors, device.shared_bytes);
+          const StreamPlan& plan = chain.links[0];
           for (std::size_t i = 0; i < group.size(); ++i) {
-            const std::int64_t held = std::int64_t{plan.grid} * plan.sweeps * plan.box_rows[i];
+            const std::int64_t held =
+                std::int64_t{device.processors} * plan.sweeps * plan.box_rows[i];
             EXPECT_GE(held, outs[i]);
             EXPECT_LE(plan.box_rows[i], 256);  // of the copy engine
             EXPECT_EQ(plan.first_row[i] % 8, 0);
             const int next = i + 1 < group.size() ? plan.first_row[i + 1] : plan.chunk_rows;
             EXPECT_GE(next - plan.first_row[i], plan.box_rows[i]);
           }
-          EXPECT_LE(plan.grid, device.processors);
           EXPECT_LE(plan.tiles, kStreamMaxTiles);
-          EXPECT_LE(plan.multiplying_warps(), kStreamMaxWarps);
-          EXPECT_GE(plan.stages, plan.turns);
-          EXPECT_EQ(plan.stages % plan.turns, 0);
+          EXPECT_LE(plan.multiplying_warps(), chain.ring.warps);
+          EXPECT_TRUE(chain_streams(chain));
+          EXPECT_EQ(chain.ring.stages % plan.turns, 0);
+          EXPECT_LE(plan.stage_bytes(), chain.ring.stage_bytes);
           EXPECT_GE(plan.strand_stages() * plan.stage_chunks, plan.chunks);
-          EXPECT_LE(plan.shared_bytes, device.shared_bytes);
+          EXPECT_LE(chain.ring.shared_bytes, device.shared_bytes);
           // Two blocks on one processor would leave another one without.
           if (outs[0] > 5000) {
-            EXPECT_GT(2 * plan.shared_bytes, device.shared_bytes);
+            EXPECT_GT(2 * chain.ring.shared_bytes, device.shared_bytes);
           }
         }
+      }
+    }
+  }
+}
+
+// The linears between a mixer and the next one, as a decoder layer has them.
+TEST(StreamPlan, ALayersLinearsStreamAsOneChain) {
+  using ops::WeightFormat;
+  struct Device {
+    int processors;
+    std::size_t shared_bytes;
+  };
+  for (const Device device : {Device{132, 232448}, {48, 101376}}) {
+    for (const auto& [mlp, other] : {std::pair{WeightFormat::kBf16, WeightFormat::kBf16},
+                                     {WeightFormat::kFp8Block, WeightFormat::kFp8Block},
+                                     {WeightFormat::kNvfp4, WeightFormat::kFp8Block}}) {
+      for (const int rows : {1, 8, 16}) {
+        const std::vector<std::vector<ops::LinearArgs>> groups = {
+            {args_of(other, 5120, 6144, rows, 8)},
+            {args_of(mlp, 17408, 5120, rows, 1), args_of(mlp, 17408, 5120, rows, 1)},
+            {args_of(mlp, 5120, 17408, rows, 8)},
+            {args_of(other, 10240, 5120, rows, 1), args_of(other, 6144, 5120, rows, 1)},
+            {args_of(WeightFormat::kBf16, 48, 5120, rows, 1),
+             args_of(WeightFormat::kBf16, 48, 5120, rows, 1)}};
+        std::vector<ChainLink> links;
+        int strands = 0, turns = 1;
+        for (const auto& group : groups) {
+          const LinearOrder order =
+              linear_order(group[0].weight, DType::kBF16, group[0].num_leaves);
+          links.push_back({group, order});
+        }
+        const ChainPlan chain = plan_chain(links, device.processors, device.shared_bytes);
+        EXPECT_TRUE(chain_streams(chain));
+        EXPECT_LE(chain.ring.shared_bytes, device.shared_bytes);
+        for (std::size_t i = 0; i < links.size(); ++i) {
+          const StreamPlan& plan = chain.links[i];
+          EXPECT_EQ(plan.first_strand, strands);
+          strands += links[i].order.num_strands() + kStreamSpareStrands;
+          turns = std::max(turns, plan.turns);
+          EXPECT_LE(plan.stage_bytes(), chain.ring.stage_bytes);
+          EXPECT_LE(plan.tiles, chain.ring.max_tiles);
+          EXPECT_LE(plan.multiplying_warps(), chain.ring.warps);
+        }
+        EXPECT_EQ(chain.ring.num_strands, strands);
+        EXPECT_EQ(chain.ring.stages % turns, 0);
       }
     }
   }

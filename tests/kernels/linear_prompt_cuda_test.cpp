@@ -102,7 +102,7 @@ TEST(LinearPrompt, ReplaysFromAGraph) {
                           .y_dtype = DType::kF32,
                           .y_stride = kOuts});
   };
-  const auto graph = Graph::capture(backend.stream(), multiply);
+  const auto graph = backend.capture(multiply);
   std::vector<float> before;
   for (std::uint64_t seed = 10; seed < 12; ++seed) {
     const auto fresh = testing::random_normal(seed, kRows * kColumns);

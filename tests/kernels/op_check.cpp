@@ -144,7 +144,9 @@ std::unique_ptr<Backend> cpu_backend(int num_threads) {
 }
 
 std::unique_ptr<Backend> test_backend(int num_threads) {
-  return on_gpu() ? make_backend(BackendKind::kCuda, {}) : cpu_backend(num_threads);
+  // Every call is to have run when it returns.
+  return on_gpu() ? make_backend(BackendKind::kCuda, {.join_operators = false})
+                  : cpu_backend(num_threads);
 }
 
 void expect_near(const std::vector<float>& actual, const std::vector<double>& expected,

@@ -34,8 +34,10 @@ struct Barrier {
                  "r"(arrivals)
                  : "memory");
   }
-  __device__ __forceinline__ void arrive() {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+  __device__ __forceinline__ void arrive(int arrivals = 1) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+                 "r"(arrivals)
+                 : "memory");
   }
   __device__ __forceinline__ void arrive_and_expect(int bytes) {
     asm volatile(
@@ -63,6 +65,12 @@ __device__ __forceinline__ void publish_barriers() {
 // are started after a barrier.
 __device__ __forceinline__ void publish_stores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// What this thread has written to global memory, or has been told of, becomes visible to copies
+// that are started after a barrier.
+__device__ __forceinline__ void publish_to_copies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // The box of `map` that begins at (column, row); what lies outside the matrix arrives as zeros, and
