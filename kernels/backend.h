@@ -43,7 +43,8 @@ struct BackendOptions {
   int device = 0;  // ordinal among the visible GPUs
   DeviceMemory device_memory = DeviceMemory::kAuto;
   ForeignGpu foreign_gpu = ForeignGpu::kRefuse;
-  // Operators of few rows wait for the next ones, to be launched as one kernel. To the bit the same.
+  // Operators of few rows wait for the next ones, to be launched as one kernel. To the bit the
+  // same.
   bool join_operators = true;
 };
 

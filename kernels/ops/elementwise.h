@@ -40,7 +40,7 @@ struct ScatterRowsArgs {
 };
 void scatter_rows(Backend& backend, const ScatterRowsArgs& args);
 
-// y = round(x), F32 to BF16, or a copy when y is F32.
+// y = round(x), F32 to BF16, or a copy when y is F32. NaN stays NaN; its payload is the backend's.
 struct CastArgs {
   const float* x = nullptr;  // [count]
   std::int64_t count = 0;
