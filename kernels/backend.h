@@ -45,6 +45,8 @@ struct BackendOptions {
   ForeignGpu foreign_gpu = ForeignGpu::kRefuse;
   // Operators of few rows wait for the next ones, to be launched as one kernel. To the bit the
   // same.
+  // Not where another process may run kernels on the GPU meanwhile (MPS): such a kernel's blocks
+  // wait for one another, and all of them have to be there.
   bool join_operators = true;
 };
 

@@ -110,10 +110,12 @@ RankEngine::RankEngine(const RankEngineInputs& in)
       in.world.together([&] { return resolve_collectives(in.job.parallel.collectives, kind); });
   const int gpu =
       kind == BackendKind::kCuda ? agree_gpu(in.world, in.layout, gpu_sharing(collectives)) : 0;
+  const bool has_own_gpu = in.world.size() == 1 || gpu_sharing(collectives) == GpuSharing::kRefuse;
   in.world.together([&] {
     backend_ = make_backend(kind, {.num_threads = threads_per_rank(in.layout.place()),
                                    .device = gpu,
-                                   .device_memory = device_memory(in.job.memory.allocator)});
+                                   .device_memory = device_memory(in.job.memory.allocator),
+                                   .join_operators = has_own_gpu});
     plan_ = std::make_unique<MemoryPlan>(make_plan(in, *backend_));
   });
   in.world.together([&] { *plan_ = agree_on_pages(in, std::move(*plan_), *backend_); });
