@@ -43,10 +43,9 @@ struct BackendOptions {
   int device = 0;  // ordinal among the visible GPUs
   DeviceMemory device_memory = DeviceMemory::kAuto;
   ForeignGpu foreign_gpu = ForeignGpu::kRefuse;
-  // Operators of few rows wait for the next ones, to be launched as one kernel. To the bit the
-  // same.
-  // Not where another process may run kernels on the GPU meanwhile (MPS): such a kernel's blocks
-  // wait for one another, and all of them have to be there.
+  // Operators of few rows wait for the next ones, to be launched as one kernel; to the bit the
+  // same. Not where another process may run kernels on the GPU meanwhile (MPS): such a kernel's
+  // blocks wait for one another, and all of them have to be there.
   bool join_operators = true;
 };
 

@@ -118,9 +118,8 @@ __device__ __forceinline__ void load4(const float* x, float (&values)[4]) {
 }
 
 __device__ __forceinline__ void load4(const bf16* x, float (&values)[4]) {
-  const uint2 v = *reinterpret_cast<const uint2*>(x);
-  values[0] = low_bf16(v.x), values[1] = high_bf16(v.x);
-  values[2] = low_bf16(v.y), values[3] = high_bf16(v.y);
+  const float4 v = widen4(*reinterpret_cast<const uint2*>(x));
+  values[0] = v.x, values[1] = v.y, values[2] = v.z, values[3] = v.w;
 }
 
 __device__ __forceinline__ float2 load2(const float* x) {

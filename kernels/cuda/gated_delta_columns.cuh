@@ -24,9 +24,7 @@ __device__ __forceinline__ float4 widen4(const float* x) {
   return *reinterpret_cast<const float4*>(x);
 }
 __device__ __forceinline__ float4 widen4(const bf16* x) {
-  const uint2 v = *reinterpret_cast<const uint2*>(x);
-  return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
-                     __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
+  return widen4(*reinterpret_cast<const uint2*>(x));
 }
 
 __device__ __forceinline__ float4 scaled(const float4& x, float factor) {

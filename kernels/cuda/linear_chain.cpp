@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/linear_kernels.h"
@@ -10,42 +9,36 @@
 
 namespace tandem::cuda {
 
-ChainPlan LinearChain::plan(std::span<const Link> links) const {
+ChainPlan LinearChain::plan_links(std::size_t count) const {
   ChainLink shapes[kChainMaxLinks];
-  for (std::size_t i = 0; i < links.size(); ++i) shapes[i] = {links[i].linears(), links[i].order};
-  return plan_chain({shapes, links.size()}, backend_.limits().num_processors,
+  for (std::size_t i = 0; i < count; ++i) shapes[i] = {links_[i].linears(), links_[i].order};
+  return plan_chain({shapes, count}, backend_.limits().num_processors,
                     backend_.limits().shared_bytes_per_block);
 }
 
 void LinearChain::add_linears(std::span<const ops::LinearArgs> group, const LinearOrder& order,
                               bool beside_last) {
+  const int num_rows = group.front().num_rows;
+  if (norm_ && norm_->num_rows != num_rows) launch();  // not the norm of this x
+  // All links have as many rows. A norm that waits may begin the next chain.
+  if (count_ == kChainMaxLinks || (count_ > 0 && links_[0].group[0].num_rows != num_rows)) {
+    launch_links();
+  }
   Link link;
   std::copy(group.begin(), group.end(), link.group);
   link.count = group.size();
   link.order = order;
-  if (count_ > 0) {
-    // All links have as many rows, and leave the ring enough stages together.
-    bool fits = count_ < kChainMaxLinks && links_[0].group[0].num_rows == group.front().num_rows;
-    if (fits) {
-      links_[count_] = link;
-      fits = chain_streams(plan({links_, count_ + 1}));
-    }
-    // A norm that waits goes on waiting: it may begin a chain, too.
-    if (!fits) {
-      const auto norm = std::exchange(norm_, std::nullopt);
-      launch();
-      norm_ = norm;
-    }
+  links_[count_] = link;
+  ChainPlan plan = plan_links(count_ + 1);
+  if (count_ > 0 && !chain_streams(plan)) {  // together they leave the ring too few stages
+    launch_links();
+    links_[0] = link;
+    plan = plan_links(1);
   }
-  link.follows = count_ > 0 && !beside_last;
-  link.norm = std::exchange(norm_, std::nullopt);
-  if (link.norm && link.norm->num_rows != group.front().num_rows) {
-    // Not the norm of this x.
-    norm_ = std::exchange(link.norm, std::nullopt);
-    launch();
-    link.follows = false;
-  }
-  links_[count_++] = link;
+  links_[count_].follows = count_ > 0 && !beside_last;
+  links_[count_].norm = std::exchange(norm_, std::nullopt);
+  plan_ = plan;
+  ++count_;
   if (!joins_) launch();
 }
 
@@ -73,14 +66,19 @@ bool LinearChain::add_silu(const ops::SiluMulArgs& args) {
   return true;
 }
 
-void LinearChain::launch() {
-  const std::size_t count = std::exchange(count_, 0);
+void LinearChain::launch_links() {
+  // Launching asks for the stream, which launches what waits: nothing may, not even the norm
+  // behind.
   const auto norm = std::exchange(norm_, std::nullopt);
-  if (count > 0) {
-    const std::span<const Link> links(links_, count);
-    linear_stream(backend_, links, plan(links));
-  }
-  if (norm) residual_rms_norm_alone(backend_, *norm);
+  const std::size_t count = std::exchange(count_, 0);
+  if (count > 0) linear_stream(backend_, {links_, count}, plan_);
+  norm_ = norm;
+}
+
+void LinearChain::launch() {
+  launch_links();
+  if (const auto norm = std::exchange(norm_, std::nullopt))
+    residual_rms_norm_alone(backend_, *norm);
 }
 
 void LinearChain::discard() noexcept {

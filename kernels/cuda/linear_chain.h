@@ -46,12 +46,14 @@ class LinearChain {
   void discard() noexcept;
 
  private:
-  ChainPlan plan(std::span<const Link> links) const;
+  ChainPlan plan_links(std::size_t count) const;  // the first of links_
+  void launch_links();
 
   const CudaBackend& backend_;
   bool joins_;
   Link links_[kChainMaxLinks];
   std::size_t count_ = 0;
+  ChainPlan plan_;                                // of these
   std::optional<ops::ResidualRmsNormArgs> norm_;  // behind the last link, so far of no linear
 };
 

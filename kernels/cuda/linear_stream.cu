@@ -1,14 +1,15 @@
 // Linears of few rows at the bandwidth of the weights. The grid has one block a processor, which
-// owns an equal share of the outputs and sweeps over K: one warp starts copies of 128 bytes of each
+// owns an equal share of the outputs and sweeps over K: two warps start copies of 128 bytes of each
 // of its weight rows, and of x for the same columns, into a ring in shared memory; the others
 // multiply 16 outputs each. No warp waits for loads of its own, and far more bytes are under way
 // than a processor's share of an H200's bandwidth takes at a latency of a microsecond (35 KB).
 //
 // Weights depend on no kernel and on no linear before. A kernel computes a chain of linears, with
 // the norms and gates between them, and the ring goes on filling with the next one's weights while
-// the last tiles of this one are multiplied, written and normed: at a gate that all blocks pass
-// together (device/grid_gate.cuh) memory does not pause. A block also fills its ring as soon as it
-// can start, which is while the kernel before, or those that one waits for, are still running.
+// the last tiles of this one are multiplied, written and normed, until it is full: at a gate that
+// all blocks pass together (device/grid_gate.cuh) memory pauses only after that. A block also fills
+// its ring as soon as it can start, which is while the kernel before, or those that one waits for,
+// are still running.
 //
 // The order of summation is linear_order()'s, in the instructions of linear_narrow.cu. Strands are
 // worked on by turns: with two turns the even strands belong to one warp of a tile, the odd ones to
@@ -358,12 +359,10 @@ void linear_stream(const CudaBackend& backend, std::span<const LinearChain::Link
   args.ring = plan.ring;
   args.output_gate = backend.gates();
   args.norm_gate = backend.gates() + kGateWords / 2;
-  bool codes = false;
   for (std::size_t i = 0; i < links.size(); ++i) {
     args.links[i] = stream::make_link(links[i], plan.links[i], plan.ring.row_tiles, args.maps[i]);
-    codes = codes || links[i].group[0].weight.format != ops::WeightFormat::kBf16;
   }
-  if (codes) return stream::run_rows<true>(backend, args);
+  if (plan.codes) return stream::run_rows<true>(backend, args);
   stream::run_rows<false>(backend, args);
 }
 

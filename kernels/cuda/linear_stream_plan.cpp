@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/cuda/rms_norm_rows.h"
+
 namespace tandem::cuda {
 namespace {
 
@@ -17,7 +19,7 @@ constexpr int kMaxStages = 16;
 constexpr int kMaxTurns = 4;
 constexpr std::size_t kTileAlignment = 1024;
 constexpr std::size_t kBarrierBytes = 8;
-constexpr std::size_t kNormBytes = 64;  // the sums of a norm's warps
+constexpr std::size_t kNormBytes = kNormWarps * sizeof(float);  // the sums of a norm's warps
 
 std::int64_t divide_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
 
@@ -54,6 +56,7 @@ void size_stages(const LinearOrder& order, int warps, int x_tile_bytes, int most
   plan.x_bytes = plan.stage_chunks * plan.chunk_columns / kTileColumns * x_tile_bytes;
 }
 
+// For links that have been sized.
 RingPlan plan_ring(std::span<const StreamPlan> links, std::span<const ChainLink> chain, int warps,
                    int row_tiles, std::size_t shared_limit_bytes) {
   RingPlan ring;
@@ -83,7 +86,7 @@ RingPlan plan_ring(std::span<const StreamPlan> links, std::span<const ChainLink>
   // Whole turns: a stage then belongs to one turn of a link, whose warps use it in order. Shared by
   // two, its barrier could be a round behind for one of them, which a parity does not tell.
   ring.stages -= ring.stages % turns;
-  // Starting a stage's copies takes one warp about as long as memory takes to bring them.
+  // Starting a stage's copies takes one warp nearly as long as memory takes to bring them.
   if (ring.stages >= kMinStages) {
     ring.producers = kStreamProducers;
     ring.stages -= ring.stages % kStreamProducers;
@@ -107,17 +110,17 @@ bool stream_serves(const LinearOrder& order, const ops::LinearArgs& args) {
 
 ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
                      std::size_t shared_limit_bytes) {
-  const bool decodes = std::any_of(links.begin(), links.end(), [](const ChainLink& link) {
+  ChainPlan chain;
+  chain.codes = std::any_of(links.begin(), links.end(), [](const ChainLink& link) {
     return link.group.front().weight.format != ops::WeightFormat::kBf16;
   });
-  const int warps = decodes ? kStreamCodeWarps : kStreamWarps;
+  const int warps = chain.codes ? kStreamCodeWarps : kStreamWarps;
   // Some memory is left for the kernel between two chains, so that it can start beside either
   // (gated_delta_mix.cu takes 32 KB); with codes registers would not do. More than half is taken in
   // any case: of two blocks on one processor, another one would lack its own.
-  if (!decodes) shared_limit_bytes = shared_limit_bytes / 16 * 13;
+  if (!chain.codes) shared_limit_bytes = shared_limit_bytes / 16 * 13;
   const int row_tiles = links.front().group.front().num_rows <= kLinearTileRows ? 1 : 2;
   const int x_tile_bytes = row_tiles * kLinearTileRows * kTileRowBytes;
-  ChainPlan chain;
   int first_strand = 0;
   // A stage holds a chunk of the widest link, and of the others as many as fit one of that size.
   int most_bytes = static_cast<int>(shared_limit_bytes) / kStagesWanted;

@@ -76,6 +76,7 @@ struct RingPlan {
 };
 
 struct ChainPlan {
+  bool codes = false;  // some link is not BF16
   RingPlan ring;
   StreamPlan links[kChainMaxLinks];
 };

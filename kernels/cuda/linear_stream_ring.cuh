@@ -1,5 +1,5 @@
 // What flows into a block of linear_stream.cu, and how: the chain it works on, its shared memory,
-// the order in which stages are filled and used, and the warp that fills them.
+// the order in which stages are filled and used, and the warps that fill them.
 #pragma once
 
 #include "kernels/cuda/device/copy_engine.cuh"

@@ -13,8 +13,6 @@
 
 namespace tandem::cuda {
 
-// Part of the order of summation.
-inline constexpr int kNormWarps = 8;
 inline constexpr int kNormThreads = kNormWarps * kWarp;
 inline constexpr int kNormStep = kNormThreads * kNormGroup;
 

@@ -1,4 +1,5 @@
-// Which rows a norm can load by whole groups of elements (rms_norm.cuh). Plain host code.
+// The warps that norm a row, and which rows they can load by whole groups of elements
+// (rms_norm.cuh). Plain host code.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,8 @@
 
 namespace tandem::cuda {
 
+// Part of the order of summation.
+inline constexpr int kNormWarps = 8;
 inline constexpr int kNormGroup = 4;
 
 inline bool in_whole_groups(const void* data, DType dtype) {

@@ -77,8 +77,7 @@ struct SplitPair {
 __device__ __forceinline__ SplitPair split_pair(float first, float second) {
   SplitPair pair;
   pair.high = round_pair(first, second);
-  pair.low = round_pair(first - __uint_as_float(pair.high << 16),
-                        second - __uint_as_float(pair.high & 0xffff0000u));
+  pair.low = round_pair(first - low_bf16(pair.high), second - high_bf16(pair.high));
   return pair;
 }
 

@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/arrival.cuh"
+
 namespace tandem::cuda {
 
 inline constexpr int kGateBits = 16;
@@ -20,13 +22,8 @@ inline constexpr int kGateBits = 16;
 // must have waited for it.
 __device__ __forceinline__ uint32_t arrive_at_gate(uint32_t* gate) {
   const uint32_t weight = blockIdx.x == 0 ? (1u << kGateBits) - (gridDim.x - 1) : 1u;
-  uint32_t ticket;
   __threadfence();
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-               : "=r"(ticket)
-               : "l"(gate), "r"(weight)
-               : "memory");
-  return ticket;
+  return add_in_order(gate, weight);
 }
 
 // Returns once every block has come.

@@ -28,6 +28,11 @@ __device__ __forceinline__ float high_bf16(uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
+// Four neighbours.
+__device__ __forceinline__ float4 widen4(uint2 x) {
+  return make_float4(low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y));
+}
+
 __device__ __forceinline__ void store_float(float x, float* y) { *y = x; }
 __device__ __forceinline__ void store_float(float x, bf16* y) {
   y->bits = static_cast<uint16_t>(round_pair(x, 0.0f));
