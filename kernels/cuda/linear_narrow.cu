@@ -131,20 +131,20 @@ __device__ __forceinline__ void multiply(
     const typename WeightRows<kFormat>::Scales (&scales)[Lane<kFormat, kRowTiles>::kRows],
     const StepRows<kFormat, kRowTiles>& rows, Sums<kFormat, kRowTiles>& sums) {
   using Weight = WeightRows<kFormat>;
+  constexpr int kRows = Lane<kFormat, kRowTiles>::kRows;
+  typename Weight::Factors factors[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    factors[i] = Weight::factors(scales[i]);
+  }
 #pragma unroll
   for (int j = 0; j < Weight::kGroups; ++j) {
-    Columns8 x[kRowTiles];
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-      x[r] = rows.x[j][r];
-      if constexpr (Weight::kAlternate) x[r] = alternate(x[r]);
-    }
 #pragma unroll
     for (int o = 0; o < kOutTiles<kFormat, kRowTiles>; ++o) {
-      const Columns8 low = Weight::columns(raw[2 * o], scales[2 * o], j);
-      const Columns8 high = Weight::columns(raw[2 * o + 1], scales[2 * o + 1], j);
+      const Columns8 low = Weight::columns(raw[2 * o], factors[2 * o], j);
+      const Columns8 high = Weight::columns(raw[2 * o + 1], factors[2 * o + 1], j);
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) mma_step(sums.of[o][r], low, high, x[r]);
+      for (int r = 0; r < kRowTiles; ++r) mma_step(sums.of[o][r], low, high, rows.x[j][r]);
     }
   }
 }

@@ -176,17 +176,18 @@ __device__ __forceinline__ void multiply_step(const Lane<S, kRowTiles>& lane, co
                                               uint32_t high_scale, TileSums<kRowTiles>& sums) {
   using Weight = typename S::Weight;
   const uint4 low = lane.weight(chunk, step, 0), high = lane.weight(chunk, step, 1);
-  typename Weight::Scales low_scales{}, high_scales{};
-  if constexpr (S::kIsNibble) low_scales = low_scale, high_scales = high_scale;
+  typename Weight::Factors low_factors{}, high_factors{};
+  if constexpr (S::kIsNibble) {
+    low_factors = Weight::factors(low_scale);
+    high_factors = Weight::factors(high_scale);
+  }
 #pragma unroll
   for (int j = 0; j < Weight::kGroups; ++j) {
-    const Columns8 a = Weight::columns(low, low_scales, j);
-    const Columns8 b = Weight::columns(high, high_scales, j);
+    const Columns8 a = Weight::columns(low, low_factors, j);
+    const Columns8 b = Weight::columns(high, high_factors, j);
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      Columns8 x = lane.x(x_tiles, step, j, r);
-      if constexpr (Weight::kAlternate) x = alternate(x);
-      mma_step(sums.of[r], a, b, x);
+      mma_step(sums.of[r], a, b, lane.x(x_tiles, step, j, r));
     }
   }
 }
