@@ -38,7 +38,7 @@ class Decoder {
   }
 
   __device__ __forceinline__ void store(char* tile, int i) const {
-    const auto factors = Weight::factors(scales_[i]);
+    const auto factors = Weight::factors(scales_[i], 0);
 #pragma unroll
     for (int j = 0; j < Weight::kGroups; ++j) {
       const Columns8 c = Weight::columns(raw_[i], factors, j);

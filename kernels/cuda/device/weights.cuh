@@ -100,7 +100,7 @@ struct WeightRows<ops::WeightFormat::kBf16> {
     return row + k * 2;
   }
   static __device__ __forceinline__ Scales scales(const uint8_t*, int64_t) { return {}; }
-  static __device__ __forceinline__ Factors factors(Scales) { return {}; }
+  static __device__ __forceinline__ Factors factors(Scales, int) { return {}; }
   static __device__ __forceinline__ Columns8 columns(const uint4& raw, Factors, int) {
     return {{raw.x, raw.y, raw.z, raw.w}};
   }
@@ -123,7 +123,7 @@ struct ByteRows {
     return row + k;
   }
   static __device__ __forceinline__ Scales scales(const uint8_t*, int64_t) { return {}; }
-  static __device__ __forceinline__ Factors factors(Scales) { return {}; }
+  static __device__ __forceinline__ Factors factors(Scales, int) { return {}; }
 };
 
 struct E4m3Rows : ByteRows {
@@ -194,7 +194,8 @@ struct NibbleRows {
     if constexpr (kBlock == 16) return __ldg(reinterpret_cast<const uint16_t*>(scale_row + k / 16));
     return __ldg(scale_row + k / kBlock);
   }
-  static __device__ __forceinline__ Factors factors(Scales scales) {
+  // In the order of groups that begins with `first_group`.
+  static __device__ __forceinline__ Factors factors(Scales scales, int first_group) {
     if constexpr (kE8m0) {
       constexpr uint32_t kTwoTo100 = 0x71807180u;
       const uint32_t both = scales == 0 ? 0x00400040u : scales * 0x00800080u;
@@ -202,7 +203,7 @@ struct NibbleRows {
     } else {
       // As pair_of_codes() has them, 2^-120 of the values; two steps, since 2^220 is no bf16.
       constexpr uint32_t kTwoTo110 = 0x76807680u;
-      const uint32_t codes = __byte_perm(scales, 0, 0x1404);
+      const uint32_t codes = __byte_perm(scales, 0, first_group == 0 ? 0x1404 : 0x0414);
       const uint32_t bits = (codes & 0x80008000u) | (codes >> 4 & 0x07f007f0u);
       const uint32_t both = multiply_pairs(multiply_pairs(bits, kTwoTo110), kTwoTo110);
       return {{__byte_perm(both, 0, 0x1010), __byte_perm(both, 0, 0x3232)}};
@@ -220,6 +221,21 @@ template <>
 struct WeightRows<ops::WeightFormat::kNvfp4> : NibbleRows<false, 16> {};
 template <>
 struct WeightRows<ops::WeightFormat::kMxfp4> : NibbleRows<true, 32> {};
+
+// The group that lane t (device/mma.cuh) takes first of its 16 bytes of weights, and of x for them;
+// the j-th is group j ^ first. With four groups the lanes' pieces of x begin 64 bytes apart: lanes
+// t and t + 2 would always read from the same banks of shared memory if they took them alike.
+template <class Weight>
+__device__ __forceinline__ int first_group(int t) {
+  return Weight::kGroups == 4 ? t & 2 : 0;
+}
+
+// The words of a load in that order.
+template <class Weight>
+__device__ __forceinline__ uint4 from_group(const uint4& raw, int first) {
+  if constexpr (Weight::kGroups < 4) return raw;
+  return first == 0 ? raw : uint4{raw.z, raw.w, raw.x, raw.y};
+}
 
 // Codes that fill no whole word at the end of a weight stay as they are stored.
 __host__ __device__ constexpr int64_t prepacked_words(const ops::LinearWeight& w) {
