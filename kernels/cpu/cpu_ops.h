@@ -41,6 +41,7 @@ std::size_t gated_delta_rule_scratch_bytes(const CpuBackend& backend, const ops:
                                            int max_rows);
 void gated_rms_norm(CpuBackend& backend, const ops::GatedRmsNormArgs& args);
 bool linear_supports(ops::WeightFormat format);
+void prepack_weight(CpuBackend& backend, const ops::LinearWeight& weight);
 void linear(CpuBackend& backend, const ops::LinearArgs& args);
 void linear_group(CpuBackend& backend, std::span<const ops::LinearArgs> group);
 void paged_attention(CpuBackend& backend, const ops::PagedAttentionArgs& args);

@@ -176,6 +176,9 @@ bool linear_supports(ops::WeightFormat format) {
   return false;
 }
 
+// Codes are decoded as checkpoints have them.
+void prepack_weight(CpuBackend&, const ops::LinearWeight&) {}
+
 void linear(CpuBackend& backend, const ops::LinearArgs& args) {
   const std::int64_t outs = args.weight.out_features;
   // Small layers still give every thread some blocks; blocks of eight outputs fill the tiles.

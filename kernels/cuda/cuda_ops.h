@@ -43,6 +43,7 @@ std::size_t gated_delta_rule_scratch_bytes(const CudaBackend& backend, const ops
                                            int max_rows);
 void gated_rms_norm(CudaBackend& backend, const ops::GatedRmsNormArgs& args);
 bool linear_supports(ops::WeightFormat format);
+void prepack_weight(CudaBackend& backend, const ops::LinearWeight& weight);
 void linear(CudaBackend& backend, const ops::LinearArgs& args);
 void linear_group(CudaBackend& backend, std::span<const ops::LinearArgs> group);
 void paged_attention(CudaBackend& backend, const ops::PagedAttentionArgs& args);

@@ -67,7 +67,8 @@ struct Lane {
   static constexpr int kRows =
       2 * kOutTiles<kFormat, kRowTiles>;  // of weights: g, g + 8, g + 16, ...
 
-  int g, t;                           // see device/mma.cuh
+  int g, t;  // see device/mma.cuh
+  int first_group;
   std::int64_t out[kRows];            // the last output again beyond the edge
   const std::uint8_t* w[kRows];       // their codes
   const std::uint8_t* scales[kRows];  // four-bit formats
@@ -79,6 +80,7 @@ struct Lane {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
     g = lane / 4;
     t = lane % 4;
+    first_group = cuda::first_group<Weight>(t);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       out[i] = min(std::int64_t{block} * (8 * kRows) + g + 8 * i, weight.out_features - 1);
@@ -107,7 +109,7 @@ struct Sums {
   float of[kOutTiles<kFormat, kRowTiles>][kRowTiles][4] = {};
 };
 
-// A lane's columns of x of one step.
+// A lane's columns of x of one step, from its first group on.
 template <WeightFormat kFormat, int kRowTiles>
 struct StepRows {
   Columns8 x[WeightRows<kFormat>::kGroups][kRowTiles];
@@ -118,7 +120,8 @@ struct StepRows {
     for (int j = 0; j < WeightRows<kFormat>::kGroups; ++j) {
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r) {
-        x[j][r] = inside ? load_x(lane.x[r], k + 8 * j, lane.x_is_aligned) : Columns8{};
+        x[j][r] = inside ? load_x(lane.x[r], k + 8 * (j ^ lane.first_group), lane.x_is_aligned)
+                         : Columns8{};
       }
     }
   }
@@ -127,24 +130,26 @@ struct StepRows {
 // The products of the columns that this lane and its neighbours have loaded.
 template <WeightFormat kFormat, int kRowTiles>
 __device__ __forceinline__ void multiply(
-    const uint4 (&raw)[Lane<kFormat, kRowTiles>::kRows],
+    const Lane<kFormat, kRowTiles>& lane, const uint4 (&raw)[Lane<kFormat, kRowTiles>::kRows],
     const typename WeightRows<kFormat>::Scales (&scales)[Lane<kFormat, kRowTiles>::kRows],
     const StepRows<kFormat, kRowTiles>& rows, Sums<kFormat, kRowTiles>& sums) {
   using Weight = WeightRows<kFormat>;
+  constexpr int kRows = Lane<kFormat, kRowTiles>::kRows;
+  uint4 codes[kRows];
+  typename Weight::Factors factors[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    codes[i] = from_group<Weight>(raw[i], lane.first_group);
+    factors[i] = Weight::factors(scales[i], lane.first_group);
+  }
 #pragma unroll
   for (int j = 0; j < Weight::kGroups; ++j) {
-    Columns8 x[kRowTiles];
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-      x[r] = rows.x[j][r];
-      if constexpr (Weight::kAlternate) x[r] = alternate(x[r]);
-    }
 #pragma unroll
     for (int o = 0; o < kOutTiles<kFormat, kRowTiles>; ++o) {
-      const Columns8 low = Weight::columns(raw[2 * o], scales[2 * o], j);
-      const Columns8 high = Weight::columns(raw[2 * o + 1], scales[2 * o + 1], j);
+      const Columns8 low = Weight::columns(codes[2 * o], factors[2 * o], j);
+      const Columns8 high = Weight::columns(codes[2 * o + 1], factors[2 * o + 1], j);
 #pragma unroll
-      for (int r = 0; r < kRowTiles; ++r) mma_step(sums.of[o][r], low, high, x[r]);
+      for (int r = 0; r < kRowTiles; ++r) mma_step(sums.of[o][r], low, high, rows.x[j][r]);
     }
   }
 }
@@ -218,10 +223,10 @@ __device__ __forceinline__ std::int64_t run_steps(const ops::LinearWeight& weigh
     for (int s = 0; s < kSteps; ++s) {
       if (s + kAhead < kSteps) rows[s + kAhead].load(lane, k + (s + kAhead) * kColumns, true);
       if constexpr (kScaleSteps == 0) {
-        multiply<kFormat, kRowTiles>(raw[s], scales[s], rows[s], sums);
+        multiply<kFormat, kRowTiles>(lane, raw[s], scales[s], rows[s], sums);
       } else {
         if (s % kScaleSteps == 0) part = {};
-        multiply<kFormat, kRowTiles>(raw[s], scales[s], rows[s], part);
+        multiply<kFormat, kRowTiles>(lane, raw[s], scales[s], rows[s], part);
         if ((s + 1) % kScaleSteps == 0) {
           add_scaled<kFormat, kRowTiles>(column_scales[s / kScaleSteps], part, sums);
         }
@@ -253,7 +258,7 @@ __device__ __forceinline__ void run_range(const ops::LinearWeight& weight,
   }
   StepRows<kFormat, kRowTiles> rows;
   rows.load(lane, k, k < end);
-  multiply<kFormat, kRowTiles>(raw, scales, rows, sums);
+  multiply<kFormat, kRowTiles>(lane, raw, scales, rows, sums);
 }
 
 template <WeightFormat kFormat, int kRowTiles>

@@ -38,11 +38,12 @@ class Decoder {
   }
 
   __device__ __forceinline__ void store(char* tile, int i) const {
+    const auto factors = Weight::factors(scales_[i], 0);
 #pragma unroll
     for (int j = 0; j < Weight::kGroups; ++j) {
-      const Columns8 c = Weight::columns(raw_[i], scales_[i], j);
-      *reinterpret_cast<uint4*>(tile + swizzled(row_of(i), load_of_row() * Weight::kGroups + j)) =
-          in_order(c);
+      const Columns8 c = Weight::columns(raw_[i], factors, j);
+      *reinterpret_cast<uint4*>(tile + swizzled(row_of(i), load_of_row() * Weight::kGroups + j)) = {
+          c.pair[0], c.pair[1], c.pair[2], c.pair[3]};
     }
   }
 
@@ -54,12 +55,6 @@ class Decoder {
   __device__ static int load_of_row() { return static_cast<int>(threadIdx.x) % kLoadsOfRow; }
   __device__ static int row_of(int i) {
     return static_cast<int>(threadIdx.x) / kLoadsOfRow + i * (kGroupThreads / kLoadsOfRow);
-  }
-  // The copy engine brings x as it lies in memory.
-  __device__ static uint4 in_order(const Columns8& c) {
-    if constexpr (!Weight::kAlternate) return {c.pair[0], c.pair[1], c.pair[2], c.pair[3]};
-    return {__byte_perm(c.pair[0], c.pair[1], 0x5410), __byte_perm(c.pair[2], c.pair[3], 0x5410),
-            __byte_perm(c.pair[0], c.pair[1], 0x7632), __byte_perm(c.pair[2], c.pair[3], 0x7632)};
   }
 
   const ops::LinearWeight& weight_;

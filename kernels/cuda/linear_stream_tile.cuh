@@ -9,9 +9,10 @@
 
 namespace tandem::cuda::stream {
 
-// Row g of a tile is its row `spread(g)` in shared memory: lanes that read at once then touch
-// different banks, because the places of their pieces differ where the rows' numbers do.
-__device__ __forceinline__ int spread(int g) { return g >> 1 | (g & 1) << 2; }
+// Row g of a tile is its row `spread(g)` in shared memory, g with its bits reversed. Lanes that
+// read at once, two rows' of 16 bytes each or four rows' of 8, then touch different banks, because
+// the places of their pieces differ where the rows' numbers do.
+__device__ __forceinline__ int spread(int g) { return g >> 2 | (g & 2) | (g & 1) << 2; }
 
 // What a lane has of a tile: two weight rows and its columns of x.
 template <class S, int kRowTiles>
@@ -23,24 +24,30 @@ class Lane {
     const int g = static_cast<int>(threadIdx.x % kWarp / 4);  // see device/mma.cuh
     const int x_row = row_of_x(g);
     first_row_ = tile * kLinearTileOuts + spread(g);
-    weight_ = swizzled(first_row_, t_);
+    weight_ = swizzled(first_row_, t_) + first_group() * kGroupBytes;
     // The columns of a lane's 16 bytes of weights are 1, 2 or 4 pieces of x.
-    const int piece = t_ * Weight::kGroups;
+    const int piece = t_ * Weight::kGroups + first_group();
     x_ = plan.weight_bytes() + piece / 8 * S::kXTileBytes + swizzled(x_row, piece % 8);
   }
 
   __device__ int t() const { return t_; }
+  __device__ __forceinline__ int first_group() const { return cuda::first_group<Weight>(t_); }
   __device__ int row(int half) const { return first_row_ + 8 * half; }
   // Which row of x column c of a product is.
   static __device__ __forceinline__ int row_of_x(int c) {
     return Weight::kGroups == 1 ? spread(c) : c;
   }
 
-  // Step 0 or 1 of a chunk.
+  // Of step 0 or 1 of a chunk, from the lane's first group on.
   __device__ __forceinline__ uint4 weight(const char* chunk, int step, int half) const {
-    const char* from = chunk + (weight_ ^ step * (kTileRowBytes / 2));
-    return *reinterpret_cast<const uint4*>(from + half * 8 * kTileRowBytes);
+    const int from = weight_ ^ step * (kTileRowBytes / 2);
+    chunk += half * 8 * kTileRowBytes;
+    if constexpr (Weight::kGroups < 4) return *reinterpret_cast<const uint4*>(chunk + from);
+    const uint2 first = *reinterpret_cast<const uint2*>(chunk + from);
+    const uint2 second = *reinterpret_cast<const uint2*>(chunk + (from ^ 2 * kGroupBytes));
+    return {first.x, first.y, second.x, second.y};
   }
+  // Of x, the lane's `group`-th group.
   __device__ __forceinline__ Columns8 x(const char* stage, int step, int group,
                                         int row_tile) const {
     int from = x_ ^ group * 16;
@@ -55,6 +62,8 @@ class Lane {
   }
 
  private:
+  static constexpr int kGroupBytes = 16 / Weight::kGroups;  // of weights
+
   int t_;
   int first_row_;
   int weight_, x_;  // bytes in a stage
@@ -176,17 +185,18 @@ __device__ __forceinline__ void multiply_step(const Lane<S, kRowTiles>& lane, co
                                               uint32_t high_scale, TileSums<kRowTiles>& sums) {
   using Weight = typename S::Weight;
   const uint4 low = lane.weight(chunk, step, 0), high = lane.weight(chunk, step, 1);
-  typename Weight::Scales low_scales{}, high_scales{};
-  if constexpr (S::kIsNibble) low_scales = low_scale, high_scales = high_scale;
+  typename Weight::Factors low_factors{}, high_factors{};
+  if constexpr (S::kIsNibble) {
+    low_factors = Weight::factors(low_scale, lane.first_group());
+    high_factors = Weight::factors(high_scale, lane.first_group());
+  }
 #pragma unroll
   for (int j = 0; j < Weight::kGroups; ++j) {
-    const Columns8 a = Weight::columns(low, low_scales, j);
-    const Columns8 b = Weight::columns(high, high_scales, j);
+    const Columns8 a = Weight::columns(low, low_factors, j);
+    const Columns8 b = Weight::columns(high, high_factors, j);
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      Columns8 x = lane.x(x_tiles, step, j, r);
-      if constexpr (Weight::kAlternate) x = alternate(x);
-      mma_step(sums.of[r], a, b, x);
+      mma_step(sums.of[r], a, b, lane.x(x_tiles, step, j, r));
     }
   }
 }

@@ -46,6 +46,10 @@ void check_weight(const LinearWeight& w) {
   }
 }
 
+void lay_out(Backend& backend, const LinearWeight& weight) {
+  TANDEM_DISPATCH(prepack_weight, backend, weight);
+}
+
 // False if there is nothing to do.
 bool check_linear(const Backend& backend, const LinearArgs& args) {
   const LinearWeight& w = args.weight;
@@ -66,6 +70,8 @@ bool check_linear(const Backend& backend, const LinearArgs& args) {
   TANDEM_CHECK(linear_supports(backend.kind(), w.format), "weight format {}",
                static_cast<int>(w.format));
   check_weight(w);
+  TANDEM_CHECK(w.prepacked || !needs_prepacking(w.format), "weight format {} is not prepacked",
+               static_cast<int>(w.format));
   return true;
 }
 
@@ -76,6 +82,20 @@ bool linear_supports(BackendKind kind, WeightFormat format) {
   if (kind == BackendKind::kCuda) return cuda::linear_supports(format);
 #endif
   return kind == BackendKind::kCpu && cpu::linear_supports(format);
+}
+
+void prepack_weight(Backend& backend, LinearWeight& weight) {
+  if (!needs_prepacking(weight.format)) return;
+  TANDEM_CHECK(!weight.prepacked, "a weight is prepacked twice");
+  TANDEM_CHECK(linear_supports(backend.kind(), weight.format), "weight format {}",
+               static_cast<int>(weight.format));
+  if (weight.out_features > 0) {
+    check_weight(weight);
+    TANDEM_CHECK(reinterpret_cast<std::uintptr_t>(weight.data) % 4 == 0, "codes at {}",
+                 weight.data);
+    lay_out(backend, weight);
+  }
+  weight.prepacked = true;
 }
 
 void linear(Backend& backend, const LinearArgs& args) {

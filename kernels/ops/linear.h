@@ -31,8 +31,14 @@ enum class WeightFormat {
   kInt8Group
 };
 
+// Formats whose codes a backend may want in an order of its own.
+constexpr bool needs_prepacking(WeightFormat format) {
+  return format == WeightFormat::kNvfp4 || format == WeightFormat::kMxfp4;
+}
+
 struct LinearWeight {
   WeightFormat format = WeightFormat::kBf16;
+  bool prepacked = false;         // by prepack_weight()
   std::int64_t out_features = 0;  // N
   std::int64_t in_features = 0;   // K
   const void* data = nullptr;     // [N, K] elements, or packed codes
@@ -57,6 +63,13 @@ struct LinearArgs {
 };
 
 bool linear_supports(BackendKind kind, WeightFormat format);
+
+// Lays out the codes of a weight as the backend's linears read them: in place, and once, when they
+// are in the backend's memory (FP4: on a multiple of four bytes) and before the first linear().
+// Waits until it is done: a linear may fetch its weight while what was enqueued before still runs.
+// What the codes are then is the backend's business. Formats that need none are left alone.
+void prepack_weight(Backend& backend, LinearWeight& weight);
+
 void linear(Backend& backend, const LinearArgs& args);
 
 // Several linears of the same rows: x, x_dtype, x_stride, num_rows and row_class agree. To the bits

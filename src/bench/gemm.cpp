@@ -41,6 +41,9 @@ class WeightRing {
     backend.copy(memory_.at(0), weights.codes().data(), weights.codes().size());
     if (!weights.scales().empty())
       backend.copy(memory_.at(scales_at_), weights.scales().data(), weights.scales().size());
+    layout_.data = memory_.at(0);
+    layout_.scales = memory_.at(scales_at_);
+    ops::prepack_weight(backend, layout_);
     for (std::size_t i = 1; i < copies_; ++i)
       backend.copy(memory_.at(i * copy_bytes_), memory_.at(0), copy_bytes_);
     backend.synchronize();

@@ -56,6 +56,24 @@ MemoryPlan agree_on_pages(const RankEngineInputs& in, MemoryPlan plan, Backend& 
   return make_plan(smaller, backend);
 }
 
+// Returns what reading a checkpoint took.
+LoadStats load_weights(const RankEngineInputs& in, Model& model, Backend& backend) {
+  if (in.files.dummy_weights) {
+    fill_dummy_weights(model.weight_requests(), backend);
+    return {};
+  }
+  const auto store = [&backend](void* dst, const void* src, std::size_t bytes) {
+    backend.copy(dst, src, bytes);
+    backend.synchronize();
+  };
+  const Loader loader(in.files.checkpoint, model.weight_requests(),
+                      {.ignore = model.ignored_tensors(), .quantized = QuantizedWeights::kWiden});
+  return loader.load({.drop_page_cache = in.job.memory.drop_page_cache,
+                      .scan_for_nan = true,
+                      .progress = in.on_load,
+                      .store = store});
+}
+
 // Throws with the weights whose sums follow the number of ranks if the job promises otherwise.
 void check_rank_invariance(const RankEngineInputs& in, const Model& model) {
   const auto& weights = model.rank_dependent_weights();
@@ -145,22 +163,9 @@ RankEngine::RankEngine(const RankEngineInputs& in)
 
   phase("load");
   in.world.together([&] {
-    const auto& requests = program_->model().weight_requests();
-    if (in.files.dummy_weights) {
-      fill_dummy_weights(requests, *backend_);
-      return;
-    }
-    const auto store = [this](void* dst, const void* src, std::size_t bytes) {
-      backend_->copy(dst, src, bytes);
-      backend_->synchronize();
-    };
-    const Loader loader(
-        in.files.checkpoint, requests,
-        {.ignore = program_->model().ignored_tensors(), .quantized = QuantizedWeights::kWiden});
-    load_stats_ = loader.load({.drop_page_cache = in.job.memory.drop_page_cache,
-                               .scan_for_nan = true,
-                               .progress = in.on_load,
-                               .store = store});
+    Model& model = program_->model();
+    load_stats_ = load_weights(in, model, *backend_);
+    model.prepack_weights(*backend_);
   });
   phase("steady");
 }

@@ -103,6 +103,11 @@ ops::KvPages FullAttention::take_pages(PartAllocator& allocator, Backend* backen
   return pages;
 }
 
+void FullAttention::prepack_weights(Backend& backend) {
+  for (ColumnLinear* layer : {&q_, &k_, &v_}) layer->prepack_weights(backend);
+  o_.prepack_weights(backend);
+}
+
 void FullAttention::forward(const LayerContext& context, const ops::BatchView& batch, const void* x,
                             int rows, float* out) const {
   const Scratch::Mark mark(context.scratch);

@@ -35,6 +35,7 @@ class FullAttention {
   FullAttention(WeightBinder& binder, PartAllocator& allocator, Backend* backend,
                 const std::string& prefix, const AttentionConfig& config, const EngineShape& shape);
 
+  void prepack_weights(Backend& backend);
   // Bytes of one page of this layer (K and V, scales of entries included) on this rank.
   static std::int64_t page_bytes(const AttentionConfig& config, const EngineShape& shape,
                                  TensorParallel tensor_parallel);

@@ -91,6 +91,11 @@ std::int64_t GatedDeltaNet::committed_window_bytes() const {
          static_cast<std::int64_t>(dtype_bytes(activations_));
 }
 
+void GatedDeltaNet::prepack_weights(Backend& backend) {
+  for (ColumnLinear* layer : {&qkv_, &z_, &b_, &a_}) layer->prepack_weights(backend);
+  out_.prepack_weights(backend);
+}
+
 void GatedDeltaNet::forward(const LayerContext& context, const ops::BatchView& batch, const void* x,
                             int rows, float* out) const {
   const Scratch::Mark mark(context.scratch);

@@ -32,6 +32,7 @@ class GatedDeltaNet {
   GatedDeltaNet(WeightBinder& binder, PartAllocator& allocator, const std::string& prefix,
                 const GatedDeltaNetConfig& config, const EngineShape& shape);
 
+  void prepack_weights(Backend& backend);
   // x [rows, hidden] -> out [rows, hidden] fp32, summed over ranks. Advances the slots' states as
   // ops/gated_delta_rule.h and ops/causal_conv.h say.
   void forward(const LayerContext& context, const ops::BatchView& batch, const void* x, int rows,

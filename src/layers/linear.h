@@ -31,6 +31,8 @@ class ColumnLinear {
   ColumnLinear(WeightBinder& binder, const std::string& name, std::int64_t out, std::int64_t in,
                std::vector<RowRange> rows);
 
+  // Once the weight has been loaded (ops/linear.h).
+  void prepack_weights(Backend& backend) { ops::prepack_weight(backend, weight_); }
   std::int64_t out_features() const { return weight_.out_features; }
   // x [rows, in] in the activations' type -> y [rows, out of this rank], row stride y_stride.
   void forward(const LayerContext& context, const void* x, int rows, void* y, DType y_dtype) const;
@@ -60,6 +62,7 @@ class RowLinear {
   RowLinear(WeightBinder& binder, const std::string& name, std::int64_t out, std::int64_t in,
             std::int64_t tree_blocks);
 
+  void prepack_weights(Backend& backend) { ops::prepack_weight(backend, weight_); }
   // x [rows, in / ranks] -> y [rows, out] fp32, the whole sum on every rank.
   void forward(const LayerContext& context, const void* x, int rows, float* y) const;
 

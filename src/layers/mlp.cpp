@@ -18,6 +18,12 @@ GatedMlp::GatedMlp(WeightBinder& binder, const std::string& prefix, std::int64_t
       up_(binder, prefix + "up_proj.weight", intermediate, hidden, my_rows(binder, intermediate)),
       down_(binder, prefix + "down_proj.weight", hidden, intermediate, intermediate) {}
 
+void GatedMlp::prepack_weights(Backend& backend) {
+  gate_.prepack_weights(backend);
+  up_.prepack_weights(backend);
+  down_.prepack_weights(backend);
+}
+
 void GatedMlp::forward(const LayerContext& context, const void* x, int rows, float* out) const {
   const Scratch::Mark mark(context.scratch);
   const std::int64_t width = gate_.out_features();

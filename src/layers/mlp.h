@@ -14,6 +14,7 @@ class GatedMlp {
   GatedMlp(WeightBinder& binder, const std::string& prefix, std::int64_t hidden,
            std::int64_t intermediate);
 
+  void prepack_weights(Backend& backend);
   // x [rows, hidden] -> out [rows, hidden] fp32, summed over ranks.
   void forward(const LayerContext& context, const void* x, int rows, float* out) const;
 

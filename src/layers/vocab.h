@@ -42,6 +42,7 @@ class LmHead {
          std::int64_t hidden);
   explicit LmHead(const VocabEmbedding& tied);
 
+  void prepack_weights(Backend& backend) { ops::prepack_weight(backend, weight_); }
   const VocabShard& shard() const { return shard_; }
   // x [rows, hidden] -> logits [rows, padded_rows] fp32 of this rank's ids; the columns beyond
   // shard().rows are not written.

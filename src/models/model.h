@@ -62,6 +62,8 @@ class Model {
   // What to read from the checkpoint (destinations are set unless planned) and what to pass over.
   virtual const std::vector<TensorRequest>& weight_requests() const = 0;
   virtual std::vector<IgnorePattern> ignored_tensors() const = 0;
+  // Once, when the requests have been filled, before the first pass (ops/linear.h).
+  virtual void prepack_weights(Backend& backend) = 0;
   // What is known of the scales of an FP8 KV cache.
   virtual KvCalibration kv_calibration() const = 0;
   // Weights for which DeterminismLevel::kRankInvariant does not hold on this number of ranks.

@@ -88,6 +88,11 @@ DecoderLayer make_layer(WeightBinder& binder, const ModelInputs& in, const std::
           GatedMlp(binder, prefix + "mlp.", c.hidden_size, c.intermediate_size)};
 }
 
+void prepack_layer(Backend& backend, DecoderLayer& layer) {
+  std::visit([&](auto& mixer) { mixer.prepack_weights(backend); }, layer.mixer);
+  layer.mlp.prepack_weights(backend);
+}
+
 // Buffers of one forward pass that live across its layers.
 struct Stream {
   void* residual;  // [rows, hidden]
@@ -137,6 +142,7 @@ class Qwen38Mtp final : public MtpHead {
  public:
   Qwen38Mtp(WeightBinder& binder, const ModelInputs& in, const VocabEmbedding& embedding);
 
+  void prepack_weights(Backend& backend);
   int hidden_width() const override { return static_cast<int>(config_.hidden_size); }
   void forward(const LayerContext& context, const ops::BatchView& batch, const void* hidden,
                void* hidden_out) override;
@@ -160,6 +166,7 @@ class Qwen38 final : public Model {
   int hidden_width() const override { return static_cast<int>(config_.hidden_size); }
   const std::vector<TensorRequest>& weight_requests() const override { return requests_; }
   std::vector<IgnorePattern> ignored_tensors() const override;
+  void prepack_weights(Backend& backend) override;
   KvCalibration kv_calibration() const override { return kv_calibration_; }
   const std::vector<std::string>& rank_dependent_weights() const override {
     return rank_dependent_;
@@ -258,6 +265,12 @@ std::vector<IgnorePattern> Qwen38::ignored_tensors() const {
   return ignored;
 }
 
+void Qwen38::prepack_weights(Backend& backend) {
+  for (auto& layer : layers_) prepack_layer(backend, layer);
+  head_->prepack_weights(backend);
+  if (mtp_) mtp_->prepack_weights(backend);
+}
+
 void Qwen38::observe(const LayerContext& context, int layer, const Stream& s, bool pending_delta) {
   if (!observer_) return;
   const TensorView residual(s.residual, context.activations, {s.rows, config_.hidden_size});
@@ -345,6 +358,11 @@ Qwen38Mtp::Qwen38Mtp(WeightBinder& binder, const ModelInputs& in, const VocabEmb
       layer_(make_layer(binder, in, "mtp.layers.0.", LayerType::kFullAttention,
                         mtp_attention_config(config_, in.options.shape.drafter_kv_format))),
       norm_(binder.vector_f32("mtp.norm.weight", {config_.hidden_size})) {}
+
+void Qwen38Mtp::prepack_weights(Backend& backend) {
+  fc_.prepack_weights(backend);
+  prepack_layer(backend, layer_);
+}
 
 void Qwen38Mtp::forward(const LayerContext& caller, const ops::BatchView& batch, const void* hidden,
                         void* hidden_out) {

@@ -53,6 +53,7 @@ class DummyFormats : public ::testing::TestWithParam<DummyFormat> {
     WeightBinder binder(memory_, {}, source_, BackendKind::kCpu);
     Matrix m{binder.matrix(name, kOut, kIn, std::move(rows), cols), {}};
     fill_dummy_weights(binder.requests(), *backend_);
+    ops::prepack_weight(*backend_, m.weight);
     m.values = values(*backend_, m.weight);
     return m;
   }

@@ -135,6 +135,7 @@ void bench_linear(Bench& bench, const char* format_name, ops::LinearWeight weigh
   const Buffer scales(bench.backend(), std::vector<std::uint8_t>(weight_bytes / 2, 0x38));
   weight.data = codes.as();
   weight.scales = scales.as();
+  ops::prepack_weight(bench.backend(), weight);
   for (const int m : rows) {
     const auto k = static_cast<std::size_t>(weight.in_features);
     const Buffer x(bench.backend(), normal_bf16(static_cast<std::size_t>(m) * k));

@@ -18,7 +18,8 @@ struct Weight {
   Array codes, scales;
   ops::LinearWeight view;
 
-  Weight(std::uint64_t seed, WeightFormat format, std::int64_t outs, std::int64_t columns)
+  Weight(Backend& backend, std::uint64_t seed, WeightFormat format, std::int64_t outs,
+         std::int64_t columns)
       : codes(code_array(seed, format, static_cast<std::size_t>(outs * columns))),
         scales(scale_array(seed + 1, format, outs, columns)),
         view{.format = format,
@@ -33,6 +34,7 @@ struct Weight {
       view.block_cols = 16;
       view.scale_2 = 0.01f;
     }
+    ops::prepack_weight(backend, view);
   }
 
  private:
@@ -61,16 +63,16 @@ struct Shape {
 // What a decoder layer does between its mixer and the next one's.
 class Layer {
  public:
-  explicit Layer(const Shape& s)
+  Layer(Backend& backend, const Shape& s)
       : s_(s),
-        out_(1, s.mixer, s.hidden, s.values),
-        gate_(3, s.mlp, s.wide, s.hidden),
-        up_(5, s.mlp, s.wide, s.hidden),
-        down_(7, s.mlp, s.hidden, s.wide),
-        keys_(9, s.mixer, s.keys, s.hidden),
-        own_values_(11, s.mixer, s.values, s.hidden),
-        a_(13, WeightFormat::kBf16, s.gates, s.hidden),
-        b_(15, WeightFormat::kBf16, s.gates, s.hidden),
+        out_(backend, 1, s.mixer, s.hidden, s.values),
+        gate_(backend, 3, s.mlp, s.wide, s.hidden),
+        up_(backend, 5, s.mlp, s.wide, s.hidden),
+        down_(backend, 7, s.mlp, s.hidden, s.wide),
+        keys_(backend, 9, s.mixer, s.keys, s.hidden),
+        own_values_(backend, 11, s.mixer, s.values, s.hidden),
+        a_(backend, 13, WeightFormat::kBf16, s.gates, s.hidden),
+        b_(backend, 15, WeightFormat::kBf16, s.gates, s.hidden),
         norms_{{DType::kF32, random_normal(17, size(s.hidden), 0.1f)},
                {DType::kF32, random_normal(18, size(s.hidden), 0.1f)},
                {DType::kF32, random_normal(19, size(s.hidden), 0.1f)}},
@@ -159,7 +161,7 @@ TEST_F(LinearChain, GivesTheBitsOfItsOperatorsOneByOne) {
     for (const auto& [hidden, wide, values, keys, gates] :
          {std::tuple{256, 1024, 1024, 100, 3}, {1280, 2048, 1024, 1500, 48}}) {
       for (const int rows : {1, 11}) {
-        Layer layer({rows, hidden, wide, values, keys, gates, mixer, mlp});
+        Layer layer(*one_by_one, {rows, hidden, wide, values, keys, gates, mixer, mlp});
         layer.run(*one_by_one);
         const std::vector<float> expected = layer.results();
         // More than once: gates are handed on from kernel to kernel.
@@ -183,7 +185,7 @@ TEST_F(LinearChain, GivesTheBitsOfItsOperatorsOneByOne) {
 // What was put off must not be lost, nor come after what was asked for later.
 TEST_F(LinearChain, EverythingElseComesBehindWhatWasPutOff) {
   cuda::CudaBackend backend({});
-  const Weight w(1, WeightFormat::kBf16, 300, 256);
+  const Weight w(backend, 1, WeightFormat::kBf16, 300, 256);
   const Array x(DType::kBF16, random_normal(2, 256));
   Array y(DType::kF32, 300), copy(DType::kF32, 300), expected(DType::kF32, 300);
   const auto multiply = [&](Backend& b, Array& to) {

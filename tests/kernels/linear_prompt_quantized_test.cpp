@@ -26,7 +26,7 @@ struct Quantized {
 
 // Columns first .. first + columns - 1 of a matrix of `all_columns` whose codes and scales follow
 // from their places alone.
-Quantized make_weight(WeightFormat format, int outs, int first, int columns) {
+Quantized make_weight(Backend& backend, WeightFormat format, int outs, int first, int columns) {
   const bool fp4 = format == WeightFormat::kNvfp4 || format == WeightFormat::kMxfp4;
   const bool int8 = format == WeightFormat::kInt8Channel;
   const bool block = format == WeightFormat::kFp8Block;
@@ -88,6 +88,7 @@ Quantized make_weight(WeightFormat format, int outs, int first, int columns) {
   }
   q.weight.data = q.codes.data();
   q.weight.scales = q.scales.empty() ? nullptr : q.scales.data();
+  ops::prepack_weight(backend, q.weight);
   return q;
 }
 
@@ -122,7 +123,7 @@ TEST(LinearPromptQuantized, MultipliesDequantizedValues) {
   constexpr int kRows = 140, kOuts = 137;
   for (const WeightFormat format : kFormats) {
     for (const auto& [columns, leaves] : {std::pair{448, 1}, {1024, 8}, {2048, 16}}) {
-      const Quantized q = make_weight(format, kOuts, 0, columns);
+      const Quantized q = make_weight(*backend, format, kOuts, 0, columns);
       const Array x(DType::kBF16,
                     random_normal(1, static_cast<std::size_t>(kRows) * std::size_t(columns)));
       const auto what = fmt::format("format {}, {} columns, {} leaves", static_cast<int>(format),
@@ -169,7 +170,7 @@ TEST(LinearPromptQuantized, LeavesFormOneTreeOverAnyNumberOfRanks) {
         cut.insert(cut.end(), x.begin() + r * kColumns + first,
                    x.begin() + r * kColumns + first + columns);
       }
-      const Quantized q = make_weight(format, kOuts, first, columns);
+      const Quantized q = make_weight(*backend, format, kOuts, first, columns);
       return multiply(*backend, Array(DType::kBF16, cut), 0, kRows, leaves, q.weight);
     };
     const std::vector<float> whole = part(0, kColumns, kLeaves);

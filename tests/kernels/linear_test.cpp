@@ -325,6 +325,7 @@ TEST(Linear, QuantizedFormatsMultiplyTheirDequantizedValues) {
                                      c.block_cols, c.scale_2);
     q.weight.data = q.codes.data();
     q.weight.scales = q.scales.data();
+    ops::prepack_weight(*backend, q.weight);
     for (const auto& [rows, leaves] : {std::pair{1, 4}, {5, 4}, {1, 1}, {5, 1}, {40, 1}}) {
       Array x(DType::kBF16, random_normal(9, static_cast<std::size_t>(rows * kColumns)));
       Array y(DType::kF32, static_cast<std::size_t>(rows * kOuts));
@@ -378,6 +379,7 @@ TEST(Linear, ManyOutputsOfFewRows) {
                                      c.block_cols, 0.1f);
     q.weight.data = q.codes.data();
     q.weight.scales = q.scales.data();
+    ops::prepack_weight(*backend, q.weight);
     const auto outs = static_cast<std::size_t>(c.outs),
                columns = static_cast<std::size_t>(c.columns);
     const std::vector<float> values = random_normal(21, kRows * columns);
@@ -474,6 +476,31 @@ TEST(Linear, RefusesArgumentsThatCannotBeRight) {
   refused([](LinearArgs& a) { a.x_dtype = DType::kF16; });
   refused([](LinearArgs& a) { a.num_rows = 2, a.x_stride = 8; });
   refused([](LinearArgs& a) { a.weight.format = WeightFormat::kFp8Block; });  // no scales
+}
+
+// Codes in the wrong order would give numbers, and nothing that says so.
+TEST(Linear, Fp4IsPrepackedExactlyOnce) {
+  const auto backend = test_backend(1);
+  for (const auto& [format, scale, columns] : {std::tuple{WeightFormat::kNvfp4, DType::kF8E4M3, 16},
+                                               {WeightFormat::kMxfp4, DType::kF8E8M0, 32}}) {
+    Quantized q = quantize_at_random(format, scale, 8, 64, 1, columns, 1.0f);
+    q.weight.data = q.codes.data();
+    q.weight.scales = q.scales.data();
+    Array x(DType::kBF16, random_normal(1, 64)), y(DType::kF32, 8);
+    LinearArgs args = make_args({1, 8, 64}, x, 0, nullptr, format, 1, y);
+    args.weight = q.weight;
+    EXPECT_THROW(ops::linear(*backend, args), Error);
+    EXPECT_THROW(ops::linear_group(*backend, {&args, 1}), Error);
+    ops::prepack_weight(*backend, args.weight);
+    EXPECT_NO_THROW(ops::linear(*backend, args));
+    EXPECT_THROW(ops::prepack_weight(*backend, args.weight), Error);
+  }
+  // Other formats need it not, and may be given.
+  Array w(DType::kBF16, 64 * 8);
+  ops::LinearWeight plain{.out_features = 8, .in_features = 64, .data = w.data()};
+  ops::prepack_weight(*backend, plain);
+  ops::prepack_weight(*backend, plain);
+  w.expect_unchanged("w");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "base/types.h"
+#include "kernels/cuda/device/e2m1.cuh"
 #include "kernels/cuda/device/e4m3.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/numeric.cuh"
@@ -32,13 +33,6 @@ __device__ __forceinline__ float e4m3_value(uint8_t code) {
 
 __device__ __forceinline__ float e8m0_value(uint8_t code) {
   return to_float(bf16{static_cast<uint16_t>(code == 0 ? 0x40u : uint32_t{code} << 7)});
-}
-
-// Two E2M1 codes of one byte, the lower nibble first.
-__device__ __forceinline__ uint32_t e2m1_pair(uint32_t byte) {
-  constexpr uint32_t kTwoTo126 = 0x7e807e80u;
-  const uint32_t spread = (byte & 0xfu) | ((byte & 0xf0u) << 12);
-  return multiply_pairs(((spread & 0x00080008u) << 12) | ((spread & 0x00070007u) << 6), kTwoTo126);
 }
 
 __device__ inline float scale_value(const void* scales, DType dtype, int64_t i) {
@@ -82,10 +76,10 @@ __device__ inline float scale_at(const ops::LinearWeight& w, int64_t row, int64_
 
 // kFormat's rows for the matrix units, 16 bytes a lane and load:
 //   kGroups              groups of eight columns in 16 bytes
-//   kAlternate           pairs of columns are (0,4) (1,5) (2,6) (3,7) of a group: x has to follow
 //   row(w, n)            where output n's codes begin
 //   address(row, k)      of the code of column k
 //   Scales, scales(...)  what the codes of one load need besides
+//   Factors, factors()   the same, decoded
 //   columns(...)         group j as bf16
 //   kSumFactor           what the sums of products are to be multiplied with on top of their scale
 struct NoScales {};
@@ -96,9 +90,9 @@ struct WeightRows;
 template <>
 struct WeightRows<ops::WeightFormat::kBf16> {
   static constexpr int kGroups = 1;
-  static constexpr bool kAlternate = false;
   static constexpr float kSumFactor = 1.0f;
   using Scales = NoScales;
+  using Factors = NoScales;
   static __device__ const uint8_t* row(const ops::LinearWeight& w, int64_t n) {
     return static_cast<const uint8_t*>(w.data) + n * w.in_features * 2;
   }
@@ -106,7 +100,8 @@ struct WeightRows<ops::WeightFormat::kBf16> {
     return row + k * 2;
   }
   static __device__ __forceinline__ Scales scales(const uint8_t*, int64_t) { return {}; }
-  static __device__ __forceinline__ Columns8 columns(const uint4& raw, Scales, int) {
+  static __device__ __forceinline__ Factors factors(Scales, int) { return {}; }
+  static __device__ __forceinline__ Columns8 columns(const uint4& raw, Factors, int) {
     return {{raw.x, raw.y, raw.z, raw.w}};
   }
 };
@@ -118,9 +113,9 @@ __device__ __forceinline__ uint32_t word_of(const uint4& raw, int i) {
 // Codes of one byte; their scales are applied to sums.
 struct ByteRows {
   static constexpr int kGroups = 2;
-  static constexpr bool kAlternate = false;
   static constexpr float kSumFactor = 1.0f;
   using Scales = NoScales;
+  using Factors = NoScales;
   static __device__ const uint8_t* row(const ops::LinearWeight& w, int64_t n) {
     return static_cast<const uint8_t*>(w.data) + n * w.in_features;
   }
@@ -128,6 +123,7 @@ struct ByteRows {
     return row + k;
   }
   static __device__ __forceinline__ Scales scales(const uint8_t*, int64_t) { return {}; }
+  static __device__ __forceinline__ Factors factors(Scales, int) { return {}; }
 };
 
 struct E4m3Rows : ByteRows {
@@ -139,7 +135,7 @@ struct E4m3Rows : ByteRows {
     first = multiply_pairs(__byte_perm(lower, upper, 0x5140), kE4m3Bias);
     second = multiply_pairs(__byte_perm(lower, upper, 0x7362), kE4m3Bias);
   }
-  static __device__ __forceinline__ Columns8 columns(const uint4& raw, Scales, int j) {
+  static __device__ __forceinline__ Columns8 columns(const uint4& raw, Factors, int j) {
     Columns8 c;
     decode(word_of(raw, 2 * j), c.pair[0], c.pair[1]);
     decode(word_of(raw, 2 * j + 1), c.pair[2], c.pair[3]);
@@ -152,7 +148,7 @@ struct Int8Rows : ByteRows {
   static __device__ __forceinline__ float value(uint32_t shifted, uint32_t selector) {
     return __uint_as_float(__byte_perm(shifted, 0x4b000000u, selector)) - 8388736.0f;
   }
-  static __device__ __forceinline__ Columns8 columns(const uint4& raw, Scales, int j) {
+  static __device__ __forceinline__ Columns8 columns(const uint4& raw, Factors, int j) {
     const uint32_t x = word_of(raw, 2 * j) ^ 0x80808080u;
     const uint32_t y = word_of(raw, 2 * j + 1) ^ 0x80808080u;
     return {{round_pair(value(x, 0x7440), value(x, 0x7441)),
@@ -173,16 +169,18 @@ struct WeightRows<ops::WeightFormat::kInt8Group> : Int8Rows {};
 template <>
 struct WeightRows<ops::WeightFormat::kInt8Channel> : Int8Rows {};
 
-// Codes of four bits with a scale for every kBlock columns. A scale of E4M3 or E8M0 has so few
-// digits that code times scale is exact in bf16. E2M1's exponent and mantissa land in bf16's fields
-// with a bias that is off by 126; the multiplier makes up for 100 of it, so that no scale
-// overflows, and the sums for the rest.
+// Codes of four bits with a scale for every kBlock columns, prepacked. A scale of E4M3 or E8M0 has
+// so few digits that code times scale is exact in bf16. The codes come out as 2^-126 of their
+// values; the factors make up for 100 of it, so that no scale overflows, and the sums for the rest.
 template <bool kE8m0, int kBlock>
 struct NibbleRows {
   static constexpr int kGroups = 4;
-  static constexpr bool kAlternate = true;
   static constexpr float kSumFactor = 0x1p26f;
-  using Scales = uint32_t;  // kGroups * 8 / kBlock bytes
+  static constexpr int kScales = kGroups * 8 / kBlock;
+  using Scales = uint32_t;  // kScales bytes
+  struct Factors {
+    uint32_t of[kScales];  // scale * 2^100 in both halves of a pair
+  };
   static __device__ const uint8_t* row(const ops::LinearWeight& w, int64_t n) {
     return static_cast<const uint8_t*>(w.data) + n * (w.in_features / 2);
   }
@@ -196,29 +194,26 @@ struct NibbleRows {
     if constexpr (kBlock == 16) return __ldg(reinterpret_cast<const uint16_t*>(scale_row + k / 16));
     return __ldg(scale_row + k / kBlock);
   }
-  // The i-th of a load's scales, times 2^100, in both halves of a pair.
-  static __device__ __forceinline__ uint32_t multiplier(Scales scales, int i) {
+  // In the order of groups that begins with `first_group`.
+  static __device__ __forceinline__ Factors factors(Scales scales, int first_group) {
     if constexpr (kE8m0) {
-      const uint32_t code = scales >> (8 * i) & 0xffu;
-      const float scale = __uint_as_float(code == 0 ? 0x400000u : code << 23) * 0x1p100f;
-      return (__float_as_uint(scale) >> 16) * 0x10001u;
+      constexpr uint32_t kTwoTo100 = 0x71807180u;
+      const uint32_t both = scales == 0 ? 0x00400040u : scales * 0x00800080u;
+      return {{multiply_pairs(both, kTwoTo100)}};
     } else {
-      // As pair_of_codes() has it, 2^-120 of the value; two steps, since 2^220 is no bf16.
-      const uint32_t codes = __byte_perm(scales, 0, i == 0 ? 0x0404 : 0x1414);
-      const uint32_t bits = (codes & 0x80008000u) | (codes >> 4 & 0x07f007f0u);
+      // As pair_of_codes() has them, 2^-120 of the values; two steps, since 2^220 is no bf16.
       constexpr uint32_t kTwoTo110 = 0x76807680u;
-      return multiply_pairs(multiply_pairs(bits, kTwoTo110), kTwoTo110);
+      const uint32_t codes = __byte_perm(scales, 0, first_group == 0 ? 0x1404 : 0x0414);
+      const uint32_t bits = (codes & 0x80008000u) | (codes >> 4 & 0x07f007f0u);
+      const uint32_t both = multiply_pairs(multiply_pairs(bits, kTwoTo110), kTwoTo110);
+      return {{__byte_perm(both, 0, 0x1010), __byte_perm(both, 0, 0x3232)}};
     }
   }
-  static __device__ __forceinline__ uint32_t decode(uint32_t magnitude_bits, uint32_t sign_bits,
-                                                    uint32_t factor) {
-    return multiply_pairs((magnitude_bits & 0x01c001c0u) | (sign_bits & 0x80008000u), factor);
-  }
-  static __device__ __forceinline__ Columns8 columns(const uint4& raw, Scales scales, int j) {
-    const uint32_t w = word_of(raw, j);
-    const uint32_t factor = multiplier(scales, 8 * j / kBlock);
-    return {{decode(w << 6, w << 12, factor), decode(w << 2, w << 8, factor),
-             decode(w >> 2, w << 4, factor), decode(w >> 6, w, factor)}};
+  static __device__ __forceinline__ Columns8 columns(const uint4& raw, const Factors& factors,
+                                                     int j) {
+    const uint32_t w = word_of(raw, j), factor = factors.of[8 * j / kBlock];
+    return {{multiply_pairs(e2m1_pair(w, 0), factor), multiply_pairs(e2m1_pair(w, 1), factor),
+             multiply_pairs(e2m1_pair(w, 2), factor), multiply_pairs(e2m1_pair(w, 3), factor)}};
   }
 };
 
@@ -227,10 +222,39 @@ struct WeightRows<ops::WeightFormat::kNvfp4> : NibbleRows<false, 16> {};
 template <>
 struct WeightRows<ops::WeightFormat::kMxfp4> : NibbleRows<true, 32> {};
 
-// The eight columns of x in the order of kAlternate.
-__device__ __forceinline__ Columns8 alternate(const Columns8& x) {
-  return {{__byte_perm(x.pair[0], x.pair[2], 0x5410), __byte_perm(x.pair[0], x.pair[2], 0x7632),
-           __byte_perm(x.pair[1], x.pair[3], 0x5410), __byte_perm(x.pair[1], x.pair[3], 0x7632)}};
+// The group that lane t (device/mma.cuh) takes first of its 16 bytes of weights, and of x for them;
+// the j-th is group j ^ first. With four groups the lanes' pieces of x begin 64 bytes apart: lanes
+// t and t + 2 would always read from the same banks of shared memory if they took them alike.
+template <class Weight>
+__device__ __forceinline__ int first_group(int t) {
+  return Weight::kGroups == 4 ? t & 2 : 0;
+}
+
+// The words of a load in that order.
+template <class Weight>
+__device__ __forceinline__ uint4 from_group(const uint4& raw, int first) {
+  if constexpr (Weight::kGroups < 4) return raw;
+  return first == 0 ? raw : uint4{raw.z, raw.w, raw.x, raw.y};
+}
+
+// Codes that fill no whole word at the end of a weight stay as they are stored.
+__host__ __device__ constexpr int64_t prepacked_words(const ops::LinearWeight& w) {
+  return w.out_features * w.in_features / 8;
+}
+
+// The E2M1 value of element i of a prepacked weight.
+__device__ inline float e2m1_value(const ops::LinearWeight& w, int64_t i) {
+  const int64_t word = i / 8;
+  const int place = static_cast<int>(i % 8);
+  const auto* bytes = static_cast<const uint8_t*>(w.data);
+  uint32_t codes = 0;
+  if (word < prepacked_words(w)) {
+    codes = static_cast<const uint32_t*>(w.data)[word];
+  } else {
+    codes = prepacked_e2m1(uint32_t{bytes[i / 2]} << (place / 2 * 8));
+  }
+  const uint32_t pair = e2m1_pair(codes, place / 2);
+  return __uint_as_float(place % 2 == 0 ? pair << 16 : pair & 0xffff0000u) * 0x1p126f;
 }
 
 // One value, for plain kernels.
@@ -251,10 +275,8 @@ __device__ inline float weight_value(const ops::LinearWeight& w, int64_t row, in
       return static_cast<float>(static_cast<const int8_t*>(w.data)[i]) * scale_at(w, row, k);
     case ops::WeightFormat::kNvfp4:
     case ops::WeightFormat::kMxfp4: {
-      const uint8_t byte = static_cast<const uint8_t*>(w.data)[i / 2];
-      const uint32_t code = k % 2 == 0 ? byte & 0xfu : byte >> 4;
       const float factor = w.format == ops::WeightFormat::kNvfp4 ? w.scale_2 : 1.0f;
-      return __uint_as_float(e2m1_pair(code) << 16) * (scale_at(w, row, k) * factor);
+      return e2m1_value(w, i) * (scale_at(w, row, k) * factor);
     }
   }
   return 0.0f;
