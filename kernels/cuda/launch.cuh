@@ -47,16 +47,19 @@ template <class... Parameters, class... Arguments>
 void launch_overlapping(const CudaBackend& backend, void (*kernel)(Parameters...), dim3 grid,
                         dim3 block, std::size_t shared_bytes, Arguments... arguments) {
   allow_shared_bytes(kernel, shared_bytes);
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  // Kernels share a processor only while it divides its memory alike for both.
+  attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = backend.stream();
-  config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   TANDEM_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 

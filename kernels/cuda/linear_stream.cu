@@ -65,9 +65,10 @@ __device__ __forceinline__ void consume(const Work& work, int tile, int turn) {
       scales.set_row(work.link, OutputRow(work.link, sweep, lane.row(half)), half);
     }
     auto ahead = scales.load(table[turn], lane.t());
+    auto tree_place = tree.place_of(turn);
     for (int first_strand = 0; first_strand < strands; first_strand += turns) {
       const Strand strand = table[first_strand + turn];
-      auto now = ahead;
+      auto now = scales.converted(ahead);
       ahead = scales.load(table[first_strand + turns + turn], lane.t());
       TileSums<kRowTiles> sums;
       int of_stage = 0;  // chunk
@@ -83,7 +84,7 @@ __device__ __forceinline__ void consume(const Work& work, int tile, int turn) {
         const char* x = begin + of_stage * (S::kXTiles * S::kXTileBytes);
         if constexpr (S::kHasColumnScales) {
           if (has_second) {  // a scale's columns are whole
-            const float column_scales[2] = {scales.value(now, 0), scales.value(now, 1)};
+            const float column_scales[2] = {scales.value(now, c, 0), scales.value(now, c, 1)};
             TileSums<kRowTiles> part;
             multiply_step<S, kRowTiles>(lane, chunk, x, 0, 0, 0, part);
             multiply_step<S, kRowTiles>(lane, chunk, x, 1, 0, 0, part);
@@ -121,13 +122,14 @@ __device__ __forceinline__ void consume(const Work& work, int tile, int turn) {
       }
       if (turns > 1) passed[turn].wait(passed_phase);
       passed_phase ^= 1;
-      if (first_strand + turn < strands && tree.add(first_strand + turn, sums)) {
+      if (first_strand + turn < strands && tree.add(tree_place, sums)) {
         write_tile(work.link, work.args.num_rows, lane, sweep, sums);
       }
       if (turns > 1) {
         __syncwarp();
         if (is_first_lane) passed[turn + 1 == turns ? 0 : turn + 1].arrive();
       }
+      tree.advance(tree_place, turns);
     }
   }
 }

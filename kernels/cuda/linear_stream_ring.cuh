@@ -62,7 +62,6 @@ struct Shape {
   static constexpr int kXTileBytes = kRowTiles * kLinearTileRows * kTileRowBytes;
   static constexpr bool kIsNibble = is_nibble(kFormat);
   static constexpr bool kHasColumnScales = has_column_scales(kFormat);
-  static constexpr int kStrandScales = kIsNibble || kHasColumnScales ? 4 : 0;
   static constexpr int kMaxChunks = 512 / kChunk;  // of a strand
 };
 

@@ -86,24 +86,28 @@ struct OutputRow {
   }
 };
 
-// The scales of a lane's two weight rows: of a strand if they vary along it, else of all.
+// The scales of a lane's two weight rows: of a strand if they vary along it, else of all. Of FP4 a
+// lane has those that it multiplies with; else lane t has those of the t-th kScaleColumns, and
+// lanes look them up with each other.
 template <class S, WeightFormat kFormat>
 class RowScales {
  public:
   using Weight = typename S::Weight;
-  static constexpr int kScales = S::kStrandScales > 0 ? S::kStrandScales : 1;
+  static constexpr int kScales = S::kIsNibble ? 512 / kScaleColumns : 1;
+  static_assert(!S::kIsNibble || (S::kStep == kScaleColumns && S::kMaxChunks == 2));
+  static_assert(!S::kHasColumnScales || (S::kChunk == kScaleColumns && S::kMaxChunks <= 4));
+
   // As they are stored: what is asked for a strand ahead must not be waited for to be converted.
   struct OfStrand {
     uint32_t bits[kScales][2] = {};
 
-    // Brings the next chunk's to the front, where they are looked up.
+    // Of FP4: brings the next chunk's to the front, where they are looked up.
     __device__ __forceinline__ void next_chunk() {
-      constexpr int kOfChunk = S::kStrandScales / S::kMaxChunks;
-      if constexpr (kOfChunk > 0) {
+      if constexpr (S::kIsNibble) {
 #pragma unroll
-        for (int i = 0; i + kOfChunk < kScales; ++i) {
-          bits[i][0] = bits[i + kOfChunk][0];
-          bits[i][1] = bits[i + kOfChunk][1];
+        for (int half = 0; half < 2; ++half) {
+          bits[0][half] = bits[2][half];
+          bits[1][half] = bits[3][half];
         }
       }
     }
@@ -115,57 +119,66 @@ class RowScales {
       scales_[half] = Weight::scale_row(w, row.out);
     } else if constexpr (S::kHasColumnScales) {
       dtype_ = w.scale_dtype;  // one of all linears of a launch
-      const std::int64_t per_row = divide_up(w.in_features, w.block_cols);
+      const auto per_row = static_cast<uint32_t>(divide_up(w.in_features, w.block_cols));
+      const uint32_t block = static_cast<uint32_t>(row.out) / static_cast<uint32_t>(w.block_rows);
       scales_[half] = static_cast<const uint8_t*>(w.scales) +
-                      row.out / w.block_rows * per_row * scale_bytes(dtype_);
+                      std::size_t{block} * per_row * scale_bytes(dtype_);
     }
     if constexpr (!S::kHasColumnScales) factor_[half] = sum_factor<kFormat>(w, row.out);
   }
   __device__ __forceinline__ float factor(int half) const { return factor_[half]; }
 
+  // Beyond the end of a strand its last ones will do.
   __device__ __forceinline__ OfStrand load(const Strand& strand, int t) const {
     OfStrand s;
     if constexpr (S::kIsNibble) {
-      load_each(strand, s, [&](int half, int column) {
-        return Weight::scales(scales_[half], column + 8 * Weight::kGroups * t);
-      });
+#pragma unroll
+      for (int i = 0; i < kScales; ++i) {
+        const int column = strand.begin + i * kScaleColumns;
+        if (column >= strand.end) break;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          s.bits[i][half] = Weight::scales(scales_[half], column + 8 * Weight::kGroups * t);
+        }
+      }
     } else if constexpr (S::kHasColumnScales) {
-      const auto stored = [&]<class T>(T) {
-        load_each(strand, s, [&](int half, int column) {
-          return __ldg(reinterpret_cast<const T*>(scales_[half]) + column / kScaleColumns);
-        });
-      };
-      switch (scale_bytes(dtype_)) {
-        case 4:
-          stored(uint32_t{});
-          break;
-        case 2:
-          stored(uint16_t{});
-          break;
-        default:
-          stored(uint8_t{});
+      if (strand.begin >= strand.end) return s;
+      const int last = strand.end - kScaleColumns;
+      const unsigned i =
+          static_cast<unsigned>(min(strand.begin + t * kScaleColumns, last)) / kScaleColumns;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) s.bits[0][half] = load_stored(scales_[half], i);
+    }
+    return s;
+  }
+
+  // Of column scales that have come: as the bits of fp32.
+  __device__ __forceinline__ OfStrand converted(OfStrand s) const {
+    if constexpr (S::kHasColumnScales) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        s.bits[0][half] = __float_as_uint(scale_value(&s.bits[0][half], dtype_, 0));
       }
     }
     return s;
   }
-  // Of a chunk of 128 columns.
-  __device__ __forceinline__ float value(const OfStrand& s, int half) const {
-    return scale_value(&s.bits[0][half], dtype_, 0);
+  // The c-th chunk's of them. All lanes.
+  static __device__ __forceinline__ float value(const OfStrand& converted, int c, int half) {
+    return __uint_as_float(__shfl_sync(kAllLanes, converted.bits[0][half], c, 4));
   }
 
  private:
-  static __device__ __forceinline__ int scale_bytes(DType dtype) {
+  static __device__ __forceinline__ unsigned scale_bytes(DType dtype) {
     return dtype == DType::kF32 ? 4 : dtype == DType::kBF16 || dtype == DType::kF16 ? 2 : 1;
   }
-  template <class Load>
-  static __device__ __forceinline__ void load_each(const Strand& strand, OfStrand& s,
-                                                   const Load& load_one) {
-#pragma unroll
-    for (int i = 0; i < S::kStrandScales; ++i) {
-      const int column = strand.begin + i * kScaleColumns;
-      if (column >= strand.end) break;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) s.bits[i][half] = load_one(half, column);
+  __device__ __forceinline__ uint32_t load_stored(const uint8_t* row, unsigned i) const {
+    switch (scale_bytes(dtype_)) {
+      case 4:
+        return __ldg(reinterpret_cast<const uint32_t*>(row) + i);
+      case 2:
+        return __ldg(reinterpret_cast<const uint16_t*>(row) + i);
+      default:
+        return __ldg(row + i);
     }
   }
 
@@ -212,18 +225,30 @@ class SumTree {
         num_leaves_(link.order.num_leaves),
         strands_per_leaf_(link.order.strands_per_leaf) {}
 
-  // `sums` of a strand; returns whether they have become those of all leaves.
-  __device__ __forceinline__ bool add(int strand, TileSums<kRowTiles>& sums) const {
+  // A strand's leaf, and its place in that.
+  struct Place {
+    int leaf, strand;
+  };
+  __device__ Place place_of(int strand) const {
     const int leaf = strand / strands_per_leaf_;
-    const int place = strand - leaf * strands_per_leaf_;
-    if (place > 0) add_level(0, sums);
-    if (place + 1 < strands_per_leaf_) {
+    return {leaf, strand - leaf * strands_per_leaf_};
+  }
+  __device__ __forceinline__ void advance(Place& place, int strands) const {
+    for (place.strand += strands; place.strand >= strands_per_leaf_; ++place.leaf) {
+      place.strand -= strands_per_leaf_;
+    }
+  }
+
+  // `sums` of a strand; returns whether they have become those of all leaves.
+  __device__ __forceinline__ bool add(const Place& place, TileSums<kRowTiles>& sums) const {
+    if (place.strand > 0) add_level(0, sums);
+    if (place.strand + 1 < strands_per_leaf_) {
       store(0, sums);
       return false;
     }
     int level = 1;
-    for (; (leaf >> (level - 1) & 1) != 0; ++level) add_level(level, sums);
-    if (leaf + 1 == num_leaves_) return true;
+    for (; (place.leaf >> (level - 1) & 1) != 0; ++level) add_level(level, sums);
+    if (place.leaf + 1 == num_leaves_) return true;
     store(level, sums);
     return false;
   }

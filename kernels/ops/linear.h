@@ -33,7 +33,16 @@ enum class WeightFormat {
 
 // Formats whose codes a backend may want in an order of its own.
 constexpr bool needs_prepacking(WeightFormat format) {
-  return format == WeightFormat::kNvfp4 || format == WeightFormat::kMxfp4;
+  switch (format) {
+    case WeightFormat::kFp8Block:
+    case WeightFormat::kFp8Tensor:
+    case WeightFormat::kFp8Channel:
+    case WeightFormat::kNvfp4:
+    case WeightFormat::kMxfp4:
+      return true;
+    default:
+      return false;
+  }
 }
 
 struct LinearWeight {
@@ -65,7 +74,7 @@ struct LinearArgs {
 bool linear_supports(BackendKind kind, WeightFormat format);
 
 // Lays out the codes of a weight as the backend's linears read them: in place, and once, when they
-// are in the backend's memory (FP4: on a multiple of four bytes) and before the first linear().
+// are in the backend's memory (on a multiple of four bytes) and before the first linear().
 // Waits until it is done: a linear may fetch its weight while what was enqueued before still runs.
 // What the codes are then is the backend's business. Formats that need none are left alone.
 void prepack_weight(Backend& backend, LinearWeight& weight);

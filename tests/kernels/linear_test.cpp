@@ -479,10 +479,11 @@ TEST(Linear, RefusesArgumentsThatCannotBeRight) {
 }
 
 // Codes in the wrong order would give numbers, and nothing that says so.
-TEST(Linear, Fp4IsPrepackedExactlyOnce) {
+TEST(Linear, CodesArePrepackedExactlyOnce) {
   const auto backend = test_backend(1);
   for (const auto& [format, scale, columns] : {std::tuple{WeightFormat::kNvfp4, DType::kF8E4M3, 16},
-                                               {WeightFormat::kMxfp4, DType::kF8E8M0, 32}}) {
+                                               {WeightFormat::kMxfp4, DType::kF8E8M0, 32},
+                                               {WeightFormat::kFp8Block, DType::kF32, 64}}) {
     Quantized q = quantize_at_random(format, scale, 8, 64, 1, columns, 1.0f);
     q.weight.data = q.codes.data();
     q.weight.scales = q.scales.data();

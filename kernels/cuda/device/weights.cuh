@@ -12,8 +12,10 @@
 #include "base/types.h"
 #include "kernels/cuda/device/e2m1.cuh"
 #include "kernels/cuda/device/e4m3.cuh"
+#include "kernels/cuda/device/e4m3_words.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/numeric.cuh"
+#include "kernels/cuda/linear_plan.h"
 #include "kernels/ops/linear.h"
 
 namespace tandem::cuda {
@@ -126,20 +128,14 @@ struct ByteRows {
   static __device__ __forceinline__ Factors factors(Scales, int) { return {}; }
 };
 
+// Prepacked.
 struct E4m3Rows : ByteRows {
-  // The two pairs of a word, to the bits of pair_of_codes(), but in the order of the codes, and
-  // with the upper and the lower bytes of all four bf16 made at once.
-  static __device__ __forceinline__ void decode(uint32_t codes, uint32_t& first, uint32_t& second) {
-    const uint32_t upper = (codes & 0x80808080u) | (codes >> 4 & 0x07070707u);
-    const uint32_t lower = codes << 4 & 0xf0f0f0f0u;
-    first = multiply_pairs(__byte_perm(lower, upper, 0x5140), kE4m3Bias);
-    second = multiply_pairs(__byte_perm(lower, upper, 0x7362), kE4m3Bias);
+  static __device__ __forceinline__ uint32_t decoded(uint32_t word, int p) {
+    return multiply_pairs(e4m3_pair(word, p), kE4m3Bias);
   }
   static __device__ __forceinline__ Columns8 columns(const uint4& raw, Factors, int j) {
-    Columns8 c;
-    decode(word_of(raw, 2 * j), c.pair[0], c.pair[1]);
-    decode(word_of(raw, 2 * j + 1), c.pair[2], c.pair[3]);
-    return c;
+    const uint32_t lower = word_of(raw, 2 * j), upper = word_of(raw, 2 * j + 1);
+    return {{decoded(lower, 0), decoded(lower, 1), decoded(upper, 0), decoded(upper, 1)}};
   }
 };
 
@@ -237,24 +233,38 @@ __device__ __forceinline__ uint4 from_group(const uint4& raw, int first) {
   return first == 0 ? raw : uint4{raw.z, raw.w, raw.x, raw.y};
 }
 
-// Codes that fill no whole word at the end of a weight stay as they are stored.
-__host__ __device__ constexpr int64_t prepacked_words(const ops::LinearWeight& w) {
-  return w.out_features * w.in_features / 8;
+// Codes of a 32-bit word of a format that is prepacked.
+__host__ __device__ constexpr int codes_of_word(ops::WeightFormat format) {
+  return is_nibble(format) ? 8 : 4;
 }
 
-// The E2M1 value of element i of a prepacked weight.
-__device__ inline float e2m1_value(const ops::LinearWeight& w, int64_t i) {
-  const int64_t word = i / 8;
-  const int place = static_cast<int>(i % 8);
-  const auto* bytes = static_cast<const uint8_t*>(w.data);
+// Codes that fill no whole word at the end of a weight stay as they are stored.
+__host__ __device__ constexpr int64_t prepacked_words(const ops::LinearWeight& w) {
+  return w.out_features * w.in_features / codes_of_word(w.format);
+}
+
+__host__ __device__ constexpr uint32_t prepacked_word(ops::WeightFormat format, uint32_t codes) {
+  return is_nibble(format) ? prepacked_e2m1(codes) : prepacked_e4m3(codes);
+}
+
+// The value of code i of a prepacked weight, without its scales.
+__device__ inline float code_value(const ops::LinearWeight& w, int64_t i) {
+  const bool nibble = is_nibble(w.format);
+  const int of_word = codes_of_word(w.format);
+  const int64_t word = i / of_word;
+  const int place = static_cast<int>(i % of_word);
   uint32_t codes = 0;
   if (word < prepacked_words(w)) {
     codes = static_cast<const uint32_t*>(w.data)[word];
   } else {
-    codes = prepacked_e2m1(uint32_t{bytes[i / 2]} << (place / 2 * 8));
+    const int byte = nibble ? place / 2 : place;
+    const int64_t at = word * 4 + byte;
+    codes =
+        prepacked_word(w.format, uint32_t{static_cast<const uint8_t*>(w.data)[at]} << (byte * 8));
   }
-  const uint32_t pair = e2m1_pair(codes, place / 2);
-  return __uint_as_float(place % 2 == 0 ? pair << 16 : pair & 0xffff0000u) * 0x1p126f;
+  const uint32_t pair = nibble ? e2m1_pair(codes, place / 2) : e4m3_pair(codes, place / 2);
+  const float bits = place % 2 == 0 ? low_bf16(pair) : high_bf16(pair);
+  return bits * (nibble ? 0x1p126f : 0x1p120f);
 }
 
 // One value, for plain kernels.
@@ -266,17 +276,17 @@ __device__ inline float weight_value(const ops::LinearWeight& w, int64_t row, in
     case ops::WeightFormat::kBf16:
       return to_float(static_cast<const bf16*>(w.data)[i]);
     case ops::WeightFormat::kFp8Tensor:
-      return e4m3_value(static_cast<const uint8_t*>(w.data)[i]) * w.scale_2;
+      return code_value(w, i) * w.scale_2;
     case ops::WeightFormat::kFp8Block:
     case ops::WeightFormat::kFp8Channel:
-      return e4m3_value(static_cast<const uint8_t*>(w.data)[i]) * scale_at(w, row, k);
+      return code_value(w, i) * scale_at(w, row, k);
     case ops::WeightFormat::kInt8Channel:
     case ops::WeightFormat::kInt8Group:
       return static_cast<float>(static_cast<const int8_t*>(w.data)[i]) * scale_at(w, row, k);
     case ops::WeightFormat::kNvfp4:
     case ops::WeightFormat::kMxfp4: {
       const float factor = w.format == ops::WeightFormat::kNvfp4 ? w.scale_2 : 1.0f;
-      return e2m1_value(w, i) * (scale_at(w, row, k) * factor);
+      return code_value(w, i) * (scale_at(w, row, k) * factor);
     }
   }
   return 0.0f;
