@@ -108,7 +108,7 @@ class Mixer {
 
   __device__ void run() {
     segment_ = a_.segments[blockIdx.z];
-    if (segment_.num_rows == 0) return wait_async<0>();  // all of the cluster
+    if (segment_.num_rows == 0) return wait_for_copies();  // all of the cluster
     const std::int64_t head = std::int64_t{segment_.slot} * a_.num_v_heads + v_head_;
     float* state = a_.s + (head * kMixDim + part_ * kLaneKeys) * kMixDim + column_;
     s_.load(state, kMixDim, true);
@@ -118,7 +118,7 @@ class Mixer {
     if (threadIdx.x == 0 && norms_row()) {
       shared_.o_complete.arrive_and_expect(group_ * kMixDim * static_cast<int>(sizeof(float)));
     }
-    wait_async<0>();
+    wait_for_copies();
     cluster_arrive();  // this block has begun, and has read what the others are going to overwrite
     __syncthreads();
 
@@ -138,6 +138,12 @@ class Mixer {
   }
 
  private:
+  // This thread's.
+  static __device__ __forceinline__ void wait_for_copies() {
+    commit_async();  // those that belong to no group are not waited for
+    wait_async<0>();
+  }
+
   // Where the block's channel c lies in a row of all channels.
   __device__ int place(int c) const {
     const int keys = a_.num_k_heads * kMixDim;
