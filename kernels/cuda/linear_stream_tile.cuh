@@ -128,7 +128,7 @@ class RowScales {
   }
   __device__ __forceinline__ float factor(int half) const { return factor_[half]; }
 
-  // Beyond the end of a strand its last ones will do.
+  // Asks for them, for lane t of four.
   __device__ __forceinline__ OfStrand load(const Strand& strand, int t) const {
     OfStrand s;
     if constexpr (S::kIsNibble) {
@@ -143,6 +143,7 @@ class RowScales {
       }
     } else if constexpr (S::kHasColumnScales) {
       if (strand.begin >= strand.end) return s;
+      // Beyond the end of a shorter strand its last ones will do.
       const int last = strand.end - kScaleColumns;
       const unsigned i =
           static_cast<unsigned>(min(strand.begin + t * kScaleColumns, last)) / kScaleColumns;
