@@ -65,6 +65,7 @@ __device__ __forceinline__ void consume(const Work& work, int tile, int turn) {
       scales.set_row(work.link, OutputRow(work.link, sweep, lane.row(half)), half);
     }
     auto ahead = scales.load(table[turn], lane.t());
+    // Two registers, which FP4 lacks: it divides.
     auto tree_place = tree.place_of(turn);
     for (int first_strand = 0; first_strand < strands; first_strand += turns) {
       const Strand strand = table[first_strand + turn];
@@ -122,6 +123,7 @@ __device__ __forceinline__ void consume(const Work& work, int tile, int turn) {
       }
       if (turns > 1) passed[turn].wait(passed_phase);
       passed_phase ^= 1;
+      if constexpr (S::kIsNibble) tree_place = tree.place_of(first_strand + turn);
       if (first_strand + turn < strands && tree.add(tree_place, sums)) {
         write_tile(work.link, work.args.num_rows, lane, sweep, sums);
       }
@@ -129,7 +131,7 @@ __device__ __forceinline__ void consume(const Work& work, int tile, int turn) {
         __syncwarp();
         if (is_first_lane) passed[turn + 1 == turns ? 0 : turn + 1].arrive();
       }
-      tree.advance(tree_place, turns);
+      if constexpr (!S::kIsNibble) tree.advance(tree_place, turns);
     }
   }
 }
