@@ -124,14 +124,18 @@ void sum_leaves(const ops::LinearArgs& a, std::int64_t row, int rows, std::int64
   }
 }
 
+// `factors`: [rows], or nullptr.
 template <class T>
-void write_sums(const float* sums, int rows, int outs, T* y, std::int64_t y_stride) {
+void write_sums(const float* sums, int rows, int outs, const float* factors, T* y,
+                std::int64_t y_stride) {
   for (int r = 0; r < rows; ++r) {
+    const float factor = factors == nullptr ? 1.0f : factors[r];
     for (int o = 0; o < outs; ++o) {
+      const float sum = sums[o * rows + r] * factor;
       if constexpr (sizeof(T) == sizeof(float)) {
-        y[r * y_stride + o] = sums[o * rows + r];
+        y[r * y_stride + o] = sum;
       } else {
-        y[r * y_stride + o] = to_bf16(sums[o * rows + r]);
+        y[r * y_stride + o] = to_bf16(sum);
       }
     }
   }
@@ -142,10 +146,11 @@ void linear_outputs(const ops::LinearArgs& a, std::int64_t out, int outs, Linear
     const int rows = static_cast<int>(std::min<std::int64_t>(kPanelRows, a.num_rows - row));
     sum_leaves(a, row, rows, out, outs, s);
     const std::int64_t offset = row * a.y_stride + out;
+    const float* factors = a.row_factors == nullptr ? nullptr : a.row_factors + row;
     if (a.y_dtype == DType::kF32) {
-      write_sums(s.sums[0], rows, outs, static_cast<float*>(a.y) + offset, a.y_stride);
+      write_sums(s.sums[0], rows, outs, factors, static_cast<float*>(a.y) + offset, a.y_stride);
     } else {
-      write_sums(s.sums[0], rows, outs, static_cast<bf16*>(a.y) + offset, a.y_stride);
+      write_sums(s.sums[0], rows, outs, factors, static_cast<bf16*>(a.y) + offset, a.y_stride);
     }
   }
 }

@@ -5,6 +5,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <utility>
+
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/simd-inl.h"
@@ -19,10 +21,13 @@ HWY_INLINE F32x16 scaled16(const F32x16& x, const F32x16& w, float scale, float 
   return mul16(mul16(x, set16(scale)), add16(w, set16(offset)));
 }
 
+template <class T>
+float row_factor(const T* x, float eps, int width) {
+  return 1.0f / std::sqrt(sum_of_squares(x, width) / static_cast<float>(width) + eps);
+}
+
 template <class TX, class TY>
-void norm_row(const TX* x, const float* weight, float offset, float eps, int width, TY* y) {
-  const float mean = sum_of_squares(x, width) / static_cast<float>(width);
-  const float scale = 1.0f / std::sqrt(mean + eps);
+void scale_row(const TX* x, const float* weight, float scale, float offset, int width, TY* y) {
   int i = 0;
   for (; i + kLanes <= width; i += kLanes) {
     store16(scaled16(load16(x + i), load16(weight + i), scale, offset), y + i);
@@ -37,8 +42,9 @@ template <class TX, class TY>
 void norm_rows(const ops::RmsNormArgs& a, std::int64_t first, std::int64_t last) {
   const float offset = a.weight_kind == ops::NormWeight::kZeroCentered ? 1.0f : 0.0f;
   for (std::int64_t r = first; r < last; ++r) {
-    norm_row(static_cast<const TX*>(a.x) + r * a.x_stride, a.weight, offset, a.eps, a.width,
-             static_cast<TY*>(a.y) + r * a.y_stride);
+    const TX* x = static_cast<const TX*>(a.x) + r * a.x_stride;
+    scale_row(x, a.weight, row_factor(x, a.eps, a.width), offset, a.width,
+              static_cast<TY*>(a.y) + r * a.y_stride);
   }
 }
 
@@ -67,7 +73,9 @@ void update_rows(const ops::ResidualRmsNormArgs& a, std::int64_t first, std::int
       const F32x16 d = load16_n(delta + i, n);
       store16_n(add ? add16(load16_n(residual + i, n), d) : d, residual + i, n);
     }
-    norm_row(residual, a.weight, 1.0f, a.eps, a.width, static_cast<T*>(a.y) + r * a.width);
+    float factor = row_factor(residual, a.eps, a.width);
+    if (a.row_factors != nullptr) a.row_factors[r] = std::exchange(factor, 1.0f);
+    scale_row(residual, a.weight, factor, 1.0f, a.width, static_cast<T*>(a.y) + r * a.width);
   }
 }
 

@@ -110,7 +110,7 @@ void linear_group(Backend& backend, std::span<const LinearArgs> group) {
     const LinearArgs& first = group.front();
     TANDEM_CHECK(args.x == first.x && args.x_dtype == first.x_dtype &&
                      args.x_stride == first.x_stride && args.num_rows == first.num_rows &&
-                     args.row_class == first.row_class &&
+                     args.row_class == first.row_class && args.row_factors == first.row_factors &&
                      args.weight.in_features == first.weight.in_features,
                  "a group of linears with different rows");
     if (check_linear(backend, args)) members[count++] = args;

@@ -65,7 +65,10 @@ struct LinearArgs {
   LinearWeight weight;
   // Prompt rows may be summed by other instructions than generated ones; the leaves are the same.
   RowClass row_class = RowClass::kGenerated;
-  int num_leaves = 1;            // power of two that divides K
+  int num_leaves = 1;  // power of two that divides K
+  // [num_rows]: a row's sums are multiplied with its factor before they are rounded; nullptr: with
+  // none (a deferred norm, ops/rms_norm.h).
+  const float* row_factors = nullptr;
   void* y = nullptr;             // [num_rows, N], row stride y_stride; must not alias x
   DType y_dtype = DType::kBF16;  // BF16 (one rounding at the end) or F32
   std::int64_t y_stride = 0;
@@ -81,8 +84,8 @@ void prepack_weight(Backend& backend, LinearWeight& weight);
 
 void linear(Backend& backend, const LinearArgs& args);
 
-// Several linears of the same rows: x, x_dtype, x_stride, num_rows and row_class agree. To the bits
-// of one linear() after the other, but a backend may run them as one.
+// Several linears of the same rows: x, x_dtype, x_stride, num_rows, row_class and row_factors
+// agree. To the bits of one linear() after the other, but a backend may run them as one.
 inline constexpr int kMaxLinearGroup = 4;
 void linear_group(Backend& backend, std::span<const LinearArgs> group);
 

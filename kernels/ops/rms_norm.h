@@ -35,6 +35,10 @@ enum class ResidualUpdate {
 };
 
 // The receiving side of an all-reduce: folds the fp32 sum into the residual stream and norms it.
+//
+// A row's factor, 1 / sqrt(mean + eps), may be left to the linears that read y
+// (LinearArgs::row_factors), which is as exact: W (f x (1 + w)) = f (W (x (1 + w))), with one
+// rounding of y either way. Then y waits for no reduction over the row.
 struct ResidualRmsNormArgs {
   void* residual = nullptr;  // [num_rows, width], in and out
   DType residual_dtype = DType::kBF16;
@@ -45,6 +49,7 @@ struct ResidualRmsNormArgs {
   int num_rows = 0;
   int width = 0;
   void* y = nullptr;  // [num_rows, width], norm of the *rounded* residual; residual_dtype
+  float* row_factors = nullptr;  // [num_rows], out: which y is then without
 };
 
 void residual_rms_norm(Backend& backend, const ResidualRmsNormArgs& args);

@@ -108,8 +108,9 @@ void FullAttention::prepack_weights(Backend& backend) {
   o_.prepack_weights(backend);
 }
 
-void FullAttention::forward(const LayerContext& context, const ops::BatchView& batch, const void* x,
-                            int rows, float* out) const {
+void FullAttention::forward(const LayerContext& context, const ops::BatchView& batch,
+                            const LayerInput& in, float* out) const {
+  const int rows = in.rows;
   const Scratch::Mark mark(context.scratch);
   const DType t = context.activations;
   const std::int64_t d = config_.head_dim;
@@ -123,7 +124,7 @@ void FullAttention::forward(const LayerContext& context, const ops::BatchView& b
   void* scratch = context.scratch.take_bytes(scratch_bytes);
   if (context.scratch.measuring()) return;
 
-  forward_together(context, x, rows, {{q_, q_gate, t}, {k_, k, t}, {v_, v, t}});
+  forward_together(context, in, {{q_, q_gate, t}, {k_, k, t}, {v_, v, t}});
   ops::attention_prep(context.backend, {.batch = batch,
                                         .q_gate = q_gate,
                                         .k = k,

@@ -40,8 +40,8 @@ class FullAttention {
   static std::int64_t page_bytes(const AttentionConfig& config, const EngineShape& shape,
                                  TensorParallel tensor_parallel);
 
-  // x [rows, hidden] -> out [rows, hidden] fp32, summed over ranks. Writes the rows' K and V.
-  void forward(const LayerContext& context, const ops::BatchView& batch, const void* x, int rows,
+  // in [rows, hidden] -> out [rows, hidden] fp32, summed over ranks. Writes the rows' K and V.
+  void forward(const LayerContext& context, const ops::BatchView& batch, const LayerInput& in,
                float* out) const;
 
  private:

@@ -96,8 +96,9 @@ void GatedDeltaNet::prepack_weights(Backend& backend) {
   out_.prepack_weights(backend);
 }
 
-void GatedDeltaNet::forward(const LayerContext& context, const ops::BatchView& batch, const void* x,
-                            int rows, float* out) const {
+void GatedDeltaNet::forward(const LayerContext& context, const ops::BatchView& batch,
+                            const LayerInput& in, float* out) const {
+  const int rows = in.rows;
   const Scratch::Mark mark(context.scratch);
   const DType t = context.activations;
   const std::int64_t channels = shape_.channels();
@@ -112,7 +113,7 @@ void GatedDeltaNet::forward(const LayerContext& context, const ops::BatchView& b
       ops::gated_delta_rule_scratch_bytes(context.backend, shape_, rows));
   if (context.scratch.measuring()) return;
 
-  forward_together(context, x, rows,
+  forward_together(context, in,
                    {{qkv_, u, t}, {z_, z, t}, {b_, b, DType::kF32}, {a_, a, DType::kF32}});
   ops::gated_delta_mix(context.backend, {.conv = {.batch = batch,
                                                   .u = u,

@@ -33,9 +33,9 @@ class GatedDeltaNet {
                 const GatedDeltaNetConfig& config, const EngineShape& shape);
 
   void prepack_weights(Backend& backend);
-  // x [rows, hidden] -> out [rows, hidden] fp32, summed over ranks. Advances the slots' states as
+  // in [rows, hidden] -> out [rows, hidden] fp32, summed over ranks. Advances the slots' states as
   // ops/gated_delta_rule.h and ops/causal_conv.h say.
-  void forward(const LayerContext& context, const ops::BatchView& batch, const void* x, int rows,
+  void forward(const LayerContext& context, const ops::BatchView& batch, const LayerInput& in,
                float* out) const;
 
   // State of a slot whose sequence starts anew, and its snapshots at committed positions (no

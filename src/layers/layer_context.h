@@ -25,6 +25,13 @@ struct LayerContext {
   }
 };
 
+// Rows that a layer reads: x times its row's factor (ops/rms_norm.h).
+struct LayerInput {
+  const void* x = nullptr;             // [rows, width], in the activations' type
+  const float* row_factors = nullptr;  // [rows]; nullptr: 1
+  int rows = 0;
+};
+
 // What sizes depend on; equal on all ranks, fixed for the life of the engine.
 struct EngineShape {
   int max_sequences = 0;   // slots

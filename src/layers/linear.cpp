@@ -22,31 +22,32 @@ ColumnLinear::ColumnLinear(WeightBinder& binder, const std::string& name, std::i
                            std::int64_t in, std::vector<RowRange> rows)
     : weight_(binder.matrix(name, out, in, std::move(rows), std::nullopt)) {}
 
-ops::LinearArgs ColumnLinear::args(const LayerContext& context, const void* x, int rows, void* y,
+ops::LinearArgs ColumnLinear::args(const LayerContext& context, const LayerInput& in, void* y,
                                    DType y_dtype) const {
-  return {.x = x,
+  return {.x = in.x,
           .x_dtype = context.activations,
           .x_stride = weight_.in_features,
-          .num_rows = rows,
+          .num_rows = in.rows,
           .weight = weight_,
           .row_class = context.row_class,
           .num_leaves = 1,
+          .row_factors = in.row_factors,
           .y = y,
           .y_dtype = y_dtype,
           .y_stride = weight_.out_features};
 }
 
-void ColumnLinear::forward(const LayerContext& context, const void* x, int rows, void* y,
+void ColumnLinear::forward(const LayerContext& context, const LayerInput& in, void* y,
                            DType y_dtype) const {
-  ops::linear(context.backend, args(context, x, rows, y, y_dtype));
+  ops::linear(context.backend, args(context, in, y, y_dtype));
 }
 
-void forward_together(const LayerContext& context, const void* x, int rows,
+void forward_together(const LayerContext& context, const LayerInput& in,
                       std::initializer_list<ColumnOutput> outputs) {
   TANDEM_CHECK(outputs.size() <= ops::kMaxLinearGroup);
   ops::LinearArgs group[ops::kMaxLinearGroup];
   std::size_t count = 0;
-  for (const auto& o : outputs) group[count++] = o.layer.args(context, x, rows, o.y, o.y_dtype);
+  for (const auto& o : outputs) group[count++] = o.layer.args(context, in, o.y, o.y_dtype);
   ops::linear_group(context.backend, {group, count});
 }
 

@@ -34,13 +34,13 @@ class ColumnLinear {
   // Once the weight has been loaded (ops/linear.h).
   void prepack_weights(Backend& backend) { ops::prepack_weight(backend, weight_); }
   std::int64_t out_features() const { return weight_.out_features; }
-  // x [rows, in] in the activations' type -> y [rows, out of this rank], row stride y_stride.
-  void forward(const LayerContext& context, const void* x, int rows, void* y, DType y_dtype) const;
+  // x [rows, in] -> y [rows, out of this rank].
+  void forward(const LayerContext& context, const LayerInput& in, void* y, DType y_dtype) const;
 
  private:
-  friend void forward_together(const LayerContext& context, const void* x, int rows,
+  friend void forward_together(const LayerContext& context, const LayerInput& in,
                                std::initializer_list<ColumnOutput> outputs);
-  ops::LinearArgs args(const LayerContext& context, const void* x, int rows, void* y,
+  ops::LinearArgs args(const LayerContext& context, const LayerInput& in, void* y,
                        DType y_dtype) const;
 
   ops::LinearWeight weight_;
@@ -52,7 +52,7 @@ struct ColumnOutput {
   void* y;
   DType y_dtype;
 };
-void forward_together(const LayerContext& context, const void* x, int rows,
+void forward_together(const LayerContext& context, const LayerInput& in,
                       std::initializer_list<ColumnOutput> outputs);
 
 // Input features split over ranks: the sum over ranks is taken in the tensor's tree, in fp32.

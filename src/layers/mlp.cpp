@@ -24,21 +24,21 @@ void GatedMlp::prepack_weights(Backend& backend) {
   down_.prepack_weights(backend);
 }
 
-void GatedMlp::forward(const LayerContext& context, const void* x, int rows, float* out) const {
+void GatedMlp::forward(const LayerContext& context, const LayerInput& in, float* out) const {
   const Scratch::Mark mark(context.scratch);
   const std::int64_t width = gate_.out_features();
-  void* gate = context.scratch.take(context.activations, rows * width);
-  void* up = context.scratch.take(context.activations, rows * width);
+  void* gate = context.scratch.take(context.activations, in.rows * width);
+  void* up = context.scratch.take(context.activations, in.rows * width);
   if (context.scratch.measuring()) return;
-  forward_together(context, x, rows,
+  forward_together(context, in,
                    {{gate_, gate, context.activations}, {up_, up, context.activations}});
   ops::silu_mul(context.backend, {.gate = gate,
                                   .up = up,
                                   .dtype = context.activations,
-                                  .num_rows = rows,
+                                  .num_rows = in.rows,
                                   .width = static_cast<int>(width),
                                   .y = gate});
-  down_.forward(context, gate, rows, out);
+  down_.forward(context, gate, in.rows, out);
 }
 
 }  // namespace tandem

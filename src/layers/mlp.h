@@ -15,8 +15,8 @@ class GatedMlp {
            std::int64_t intermediate);
 
   void prepack_weights(Backend& backend);
-  // x [rows, hidden] -> out [rows, hidden] fp32, summed over ranks.
-  void forward(const LayerContext& context, const void* x, int rows, float* out) const;
+  // in [rows, hidden] -> out [rows, hidden] fp32, summed over ranks.
+  void forward(const LayerContext& context, const LayerInput& in, float* out) const;
 
  private:
   ColumnLinear gate_;

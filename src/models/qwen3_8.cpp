@@ -96,41 +96,61 @@ void prepack_layer(Backend& backend, DecoderLayer& layer) {
 // Buffers of one forward pass that live across its layers.
 struct Stream {
   void* residual;  // [rows, hidden]
-  void* x;         // [rows, hidden], normed
+  void* x;         // [rows, hidden], normed but for their factors
+  float* factors;  // [rows]
   float* delta;    // [rows, hidden], not yet folded into the residual
   int rows;
+
+  LayerInput input() const { return {.x = x, .row_factors = factors, .rows = rows}; }
 };
 
 Stream take_stream(const LayerContext& context, int rows, std::int64_t hidden) {
   return {.residual = context.scratch.take(context.activations, rows * hidden),
           .x = context.scratch.take(context.activations, rows * hidden),
+          .factors = context.scratch.take<float>(rows),
           .delta = context.scratch.take<float>(rows * hidden),
           .rows = rows};
+}
+
+ops::ResidualRmsNormArgs norm_args(const LayerContext& context, const ModelConfig& config,
+                                   const Stream& s, ops::ResidualUpdate update,
+                                   const float* weight) {
+  return {.residual = s.residual,
+          .residual_dtype = context.activations,
+          .delta = s.delta,
+          .update = update,
+          .weight = weight,
+          .eps = static_cast<float>(config.rms_norm_eps),
+          .num_rows = s.rows,
+          .width = static_cast<int>(config.hidden_size)};
 }
 
 // residual <- residual + delta (or delta alone), out <- RMS1(residual)
 void fold_and_norm(const LayerContext& context, const ModelConfig& config, const Stream& s,
                    ops::ResidualUpdate update, const float* weight, void* out) {
-  ops::residual_rms_norm(context.backend, {.residual = s.residual,
-                                           .residual_dtype = context.activations,
-                                           .delta = s.delta,
-                                           .update = update,
-                                           .weight = weight,
-                                           .eps = static_cast<float>(config.rms_norm_eps),
-                                           .num_rows = s.rows,
-                                           .width = static_cast<int>(config.hidden_size),
-                                           .y = out});
+  auto args = norm_args(context, config, s, update, weight);
+  args.y = out;
+  ops::residual_rms_norm(context.backend, args);
 }
 
-// s.x is the layer's normed input; afterwards s.delta is the MLP's contribution.
+// The same, but the norm becomes the input of layers.
+void fold_and_norm(const LayerContext& context, const ModelConfig& config, const Stream& s,
+                   ops::ResidualUpdate update, const float* weight) {
+  auto args = norm_args(context, config, s, update, weight);
+  args.y = s.x;
+  args.row_factors = s.factors;
+  ops::residual_rms_norm(context.backend, args);
+}
+
+// s.input() is the layer's normed input; afterwards s.delta is the MLP's contribution.
 void layer_forward(const LayerContext& context, const ModelConfig& config,
                    const DecoderLayer& layer, const ops::BatchView& batch, const Stream& s) {
-  std::visit([&](const auto& mixer) { mixer.forward(context, batch, s.x, s.rows, s.delta); },
+  std::visit([&](const auto& mixer) { mixer.forward(context, batch, s.input(), s.delta); },
              layer.mixer);
   if (!context.scratch.measuring()) {
-    fold_and_norm(context, config, s, ops::ResidualUpdate::kAdd, layer.post_attention_norm, s.x);
+    fold_and_norm(context, config, s, ops::ResidualUpdate::kAdd, layer.post_attention_norm);
   }
-  layer.mlp.forward(context, s.x, s.rows, s.delta);
+  layer.mlp.forward(context, s.input(), s.delta);
 }
 
 // Dummy weights may come without any weight file; then the names only seed the values.
@@ -297,7 +317,7 @@ void Qwen38::forward(const LayerContext& caller, const ops::BatchView& batch, vo
   embedding_->forward(context, batch.token_ids, s.rows, s.delta);
   auto update = ops::ResidualUpdate::kReplace;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    fold_and_norm(context, config_, s, update, layers_[i].input_norm, s.x);
+    fold_and_norm(context, config_, s, update, layers_[i].input_norm);
     if (i == 0) observe(context, -1, s, false);
     layer_forward(context, config_, layers_[i], batch, s);
     update = ops::ResidualUpdate::kAdd;
@@ -394,8 +414,8 @@ void Qwen38Mtp::forward(const LayerContext& caller, const ops::BatchView& batch,
   embedding_.forward(context, batch.token_ids, s.rows, s.delta);
   norm_half(s.delta, DType::kF32, embedding_norm_, 0);
   norm_half(hidden, context.activations, hidden_norm_, h);
-  fc_.forward(context, joined, s.rows, s.delta, DType::kF32);
-  fold_and_norm(context, config_, s, ops::ResidualUpdate::kReplace, layer_.input_norm, s.x);
+  fc_.forward(context, {.x = joined, .rows = s.rows}, s.delta, DType::kF32);
+  fold_and_norm(context, config_, s, ops::ResidualUpdate::kReplace, layer_.input_norm);
   layer_forward(context, config_, layer_, batch, s);
   fold_and_norm(context, config_, s, ops::ResidualUpdate::kAdd, norm_, hidden_out);
 }

@@ -97,7 +97,7 @@ TEST(MlpSplit, RanksAddUpToTheSameBits) {
     const GatedMlp mlp(r.binder, "mlp.", kHidden, kWidth);
     fill_weights(r.binder.requests(), kScale);
     std::vector<float> y(kHidden * kRows);
-    mlp.forward(r.context(), x.data(), kRows, y.data());
+    mlp.forward(r.context(), {.x = x.data(), .rows = kRows}, y.data());
     return y;
   };
   const auto alone = run(0, 1);
@@ -212,7 +212,7 @@ class DeltaNetState : public ::testing::Test {
       x.push_back(weight_value(name, start * kHidden + i, 1.0f));
     }
     std::vector<float> out(x.size());
-    layer_.forward(rank_.context(), batch_.upload(*rank_.backend), x.data(), rows, out.data());
+    layer_.forward(rank_.context(), batch_.upload(*rank_.backend), {.x = x.data(), .rows = rows}, out.data());
     return out;
   }
   std::vector<float> prompt(int slot, const std::string& name, int start, int rows) {
