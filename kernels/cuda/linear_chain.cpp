@@ -8,6 +8,23 @@
 #include "kernels/cuda/rms_norm_rows.h"
 
 namespace tandem::cuda {
+namespace {
+
+// Whether a linear reads what the norm writes.
+bool makes_rows_of(const ops::ResidualRmsNormArgs& norm, const ops::LinearArgs& linear) {
+  return linear.x == norm.y && linear.row_factors == norm.row_factors &&
+         linear.num_rows == norm.num_rows && linear.weight.in_features == norm.width &&
+         (linear.num_rows == 1 || linear.x_stride == norm.width);
+}
+
+bool takes_output_of(const ops::ResidualRmsNormArgs& norm, const LinearChain::Link& link) {
+  const ops::LinearArgs& linear = link.group[0];
+  return link.count == 1 && linear.y == norm.delta && linear.y_dtype == DType::kF32 &&
+         linear.weight.out_features == norm.width && linear.num_rows == norm.num_rows &&
+         (linear.num_rows == 1 || linear.y_stride == norm.width);
+}
+
+}  // namespace
 
 ChainPlan LinearChain::plan_links(std::size_t count) const {
   ChainLink shapes[kChainMaxLinks];
@@ -19,9 +36,11 @@ ChainPlan LinearChain::plan_links(std::size_t count) const {
 void LinearChain::add_linears(std::span<const ops::LinearArgs> group, const LinearOrder& order,
                               bool beside_last) {
   const int num_rows = group.front().num_rows;
-  if (norm_ && norm_->num_rows != num_rows) launch();  // not the norm of this x
-  // All links have as many rows. A norm that waits may begin the next chain.
-  if (count_ == kChainMaxLinks || (count_ > 0 && links_[0].group[0].num_rows != num_rows)) {
+  if (norm_ && !makes_rows_of(*norm_, group.front())) launch();
+  // All links have as many rows. A norm that waits may begin the next chain, and must if it takes
+  // something else than the last link's output.
+  if (count_ == kChainMaxLinks || (count_ > 0 && links_[0].group[0].num_rows != num_rows) ||
+      (count_ > 0 && norm_ && !takes_output_of(*norm_, links_[count_ - 1]))) {
     launch_links();
   }
   Link link;
@@ -37,13 +56,14 @@ void LinearChain::add_linears(std::span<const ops::LinearArgs> group, const Line
   }
   links_[count_].follows = count_ > 0 && !beside_last;
   links_[count_].norm = std::exchange(norm_, std::nullopt);
+  links_[count_].is_folded = count_ > 0 && links_[count_].norm.has_value();
   plan_ = plan;
   ++count_;
   if (!joins_) launch();
 }
 
 bool LinearChain::add_norm(const ops::ResidualRmsNormArgs& args) {
-  if (!joins_) return false;
+  if (!joins_ || args.row_factors == nullptr) return false;
   if (args.residual_dtype != DType::kBF16 || args.num_rows > kStreamMaxRows) return false;
   if (!has_wide_rows(args)) return false;
   if (norm_) launch();

@@ -25,7 +25,8 @@ class LinearChain {
     std::size_t count = 0;
     LinearOrder order;
     bool follows = false;                          // its x may be what the link before writes
-    std::optional<ops::ResidualRmsNormArgs> norm;  // makes x
+    std::optional<ops::ResidualRmsNormArgs> norm;  // makes x, and leaves its rows' factors
+    bool is_folded = false;                        // by the link before, whose output it takes
     std::optional<ops::SiluMulArgs> silu;          // of the first two outputs
 
     std::span<const ops::LinearArgs> linears() const { return {group, count}; }
@@ -38,7 +39,8 @@ class LinearChain {
   // that were added last, by the same call of linear_group().
   void add_linears(std::span<const ops::LinearArgs> group, const LinearOrder& order,
                    bool beside_last);
-  // False if that must be launched by itself.
+  // False if that must be launched by itself. Blocks share a norm's elements, so it must leave its
+  // rows' factors to linears.
   bool add_norm(const ops::ResidualRmsNormArgs& args);
   bool add_silu(const ops::SiluMulArgs& args);
 

@@ -56,6 +56,7 @@ struct NarrowArgs {
   const bf16* x;
   std::int64_t x_stride;
   int num_rows;
+  const float* row_factors;
   int num_outputs;
   NarrowOutput outputs[ops::kMaxLinearGroup];
 };
@@ -376,7 +377,7 @@ __global__ void __launch_bounds__(narrow_max_warps(kRowTiles) * kWarp,
     const std::int64_t row = std::int64_t{blockIdx.y} * kRows + i / kOuts;
     const std::int64_t out = std::int64_t{block} * kOuts + i % kOuts;
     if (row >= args.num_rows || out >= output.weight.out_features) continue;
-    const float sum = add_strands(order, strand_sums + i, kTile);
+    const float sum = add_strands(order, strand_sums + i, kTile) * factor_of(args.row_factors, row);
     const std::int64_t at = row * output.y_stride + out;
     if (output.y_dtype == DType::kF32) {
       static_cast<float*>(output.y)[at] = sum;
@@ -430,6 +431,7 @@ void linear_narrow(const CudaBackend& backend, std::span<const ops::LinearArgs> 
   NarrowArgs args{.x = static_cast<const bf16*>(first.x),
                   .x_stride = first.x_stride,
                   .num_rows = first.num_rows,
+                  .row_factors = first.row_factors,
                   .num_outputs = static_cast<int>(group.size()),
                   .outputs = {}};
   for (std::size_t i = 0; i < group.size(); ++i) {

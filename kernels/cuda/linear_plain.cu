@@ -35,7 +35,9 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   }
   if (lane != 0) return;
   TY* y = static_cast<TY*>(a.y) + first_row * a.y_stride + out;
-  for (int r = 0; r < rows; ++r) store_float(tree.root()[r], y + r * a.y_stride);
+  for (int r = 0; r < rows; ++r) {
+    store_float(tree.root()[r] * factor_of(a.row_factors, first_row + r), y + r * a.y_stride);
+  }
 }
 
 }  // namespace

@@ -211,10 +211,12 @@ __device__ __forceinline__ void store_sums(const ops::LinearArgs& a, int first_r
     const std::int64_t row = first_row + row_of_group + 8 * half;
     if (row >= a.num_rows) continue;
     TY* y = static_cast<TY*>(a.y) + row * a.y_stride;
+    const float factor = factor_of(a.row_factors, row);
 #pragma unroll
     for (int j = 0; j < kSums / 4; ++j) {
       const std::int64_t out = first_out + 8 * j + 2 * (lane % 4);
-      const float first = sums[4 * j + 2 * half], second = sums[4 * j + 2 * half + 1];
+      const float first = sums[4 * j + 2 * half] * factor;
+      const float second = sums[4 * j + 2 * half + 1] * factor;
       if (pairs && out + 1 < a.weight.out_features) {
         store_pair(first, second, y + out);
       } else {

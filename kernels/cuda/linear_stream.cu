@@ -28,10 +28,37 @@ namespace {
 // What a warp that multiplies needs of a link.
 struct Work {
   const Args& args;
+  int number;  // of the link
   const Link& link;
   const Ring& ring;
-  Barrier* passed;  // of the link
   RingPlace place;  // where its stages begin
+
+  __device__ Barrier* passed() const { return ring.passed + number * args.ring.warps; }
+  // The norm that this link's output is folded for, or nullptr.
+  __device__ const ops::ResidualRmsNormArgs* fold() const {
+    const Link* next = ring.links + number + 1;
+    return number + 1 < args.num_links && next->is_folded ? &next->norm : nullptr;
+  }
+  // This warp's copy of the factors of x, or nullptr.
+  __device__ float* factors() const {
+    if (link.row_factors == nullptr) return nullptr;
+    return ring.factors + threadIdx.x / kWarp * kStreamMaxRows;
+  }
+  // Makes it. By whole warps.
+  __device__ __forceinline__ void fetch_factors() const {
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    if (link.factor_round < 0) {
+      wait_for_previous_kernel();
+    } else {
+      ring.inputs[number].wait(0);  // before the ticket was written, too
+      if (lane == 0) {
+        pass_gate(args.factor_gate, round_later(*ring.factor_ticket, link.factor_round));
+      }
+      __syncwarp();
+    }
+    if (lane < args.num_rows) factors()[lane] = __ldcg(link.row_factors + lane);
+    __syncwarp();
+  }
 };
 
 // One warp: a tile's strands of one turn.
@@ -53,7 +80,7 @@ __device__ __forceinline__ void consume(const Work& work, int tile, int turn) {
   const bool is_first_lane = threadIdx.x % kWarp == 0;
   const Lane<S, kRowTiles> lane(plan, tile);
   const SumTree<kRowTiles> tree(ring, work.link, tile);
-  Barrier* passed = work.passed + tile * turns;
+  Barrier* passed = work.passed() + tile * turns;
   // The first turn finds the tile free before anybody has passed it on.
   uint32_t passed_phase = turn == 0 ? 1 : 0;
   RingPlace place = work.place;
@@ -69,6 +96,7 @@ __device__ __forceinline__ void consume(const Work& work, int tile, int turn) {
     auto tree_place = tree.place_of(turn);
     for (int first_strand = 0; first_strand < strands; first_strand += turns) {
       const Strand strand = table[first_strand + turn];
+      if (first_strand == work.link.factor_strand && sweep == 0) work.fetch_factors();
       auto now = scales.converted(ahead);
       ahead = scales.load(table[first_strand + turns + turn], lane.t());
       TileSums<kRowTiles> sums;
@@ -125,7 +153,7 @@ __device__ __forceinline__ void consume(const Work& work, int tile, int turn) {
       passed_phase ^= 1;
       if constexpr (S::kIsNibble) tree_place = tree.place_of(first_strand + turn);
       if (first_strand + turn < strands && tree.add(tree_place, sums)) {
-        write_tile(work.link, work.args.num_rows, lane, sweep, sums);
+        write_tile(work.link, work.args.num_rows, lane, sweep, sums, work.factors(), work.fold());
       }
       if (turns > 1) {
         __syncwarp();
@@ -197,47 +225,71 @@ class Team {
     }
   }
 
-  // Returns, to the first thread, when the link's x is there; the others may go ahead. A row is
-  // normed by one block.
+  // Makes the link's x if nobody has, and tells the producers when all blocks have; the team may go
+  // ahead.
   __device__ __forceinline__ void make_inputs(const Link& link, const Ring& ring,
-                                              bool is_first_link) {
-    uint32_t written = 0;
-    if (is_first_ && !is_first_link) written = arrive_at_gate(args_.output_gate);
-    if (!link.has_norm) {
-      if (is_first_) pass_gate(args_.output_gate, written);
-    } else {
-      // The first blocks are those that start first.
-      const int first_row = static_cast<int>(blockIdx.x);
-      if (first_row < link.norm.num_rows) norm_rows(link, ring, first_row, written, is_first_link);
-      if (is_first_) {
-        if (is_first_link) wait_for_previous_kernel();
-        pass_gate(args_.norm_gate, arrive_at_gate(args_.norm_gate));
-      }
+                                              Barrier& inputs) const {
+    if (link.has_norm && !link.is_folded) {
+      fold_share(link.norm);
+      finish_writing();
     }
-    if (is_first_) ring.inputs->arrive();
+    if (is_first_) {
+      pass_gate(args_.input_gate, arrive_at_gate(args_.input_gate));
+      inputs.arrive();
+    }
+    if (link.has_norm) find_factors(link.norm, ring, inputs);
   }
 
  private:
-  __device__ __forceinline__ void norm_rows(const Link& link, const Ring& ring, int first_row,
-                                            uint32_t written, bool is_first_link) const {
-    const ops::ResidualRmsNormArgs a = link.norm;
-    const bool takes_part = threadIdx.x < kNormThreads;
-    HeldGroups held;
-    if (takes_part) held = held_weight<true>(a.weight, a.width);
-    if (is_first_link) {
-      wait_for_previous_kernel();
-    } else {
-      if (is_first_) pass_gate(args_.output_gate, written);
-      sync();
-    }
+  // A block those of a row. Of the last blocks, because they have the fewest outputs.
+  __device__ __forceinline__ void find_factors(const ops::ResidualRmsNormArgs& a, const Ring& ring,
+                                               Barrier& inputs) const {
+    const int first_row = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+    if (first_row >= a.num_rows || threadIdx.x >= kNormThreads) return;
+    const auto sync = [] { asm volatile("bar.sync 2, %0;" ::"n"(kNormThreads) : "memory"); };
+    inputs.wait(0);
     for (int row = first_row; row < a.num_rows; row += static_cast<int>(gridDim.x)) {
-      if (takes_part) {
-        residual_norm_row<true, bf16>(a, row, held, ring.norm_sums, [] {
-          asm volatile("bar.sync 2, %0;" ::"n"(kNormThreads) : "memory");
-        });
-      }
-      finish_writing();
+      const bf16* residual = static_cast<const bf16*>(a.residual) + std::int64_t{row} * a.width;
+      const auto read = [&](int i) { return RowAccess<true>::load(residual, i, a.width); };
+      HeldGroups held;
+#pragma unroll
+      for (int n = 0; n < kNormHeld; ++n) held.of[n] = read(held_element(n));
+      const float factor = row_factor(held, a.width, a.eps, read, ring.norm_sums, sync);
+      if (is_first_) a.row_factors[row] = factor;
+      if (row + static_cast<int>(gridDim.x) < a.num_rows) sync();  // the sums have been read
     }
+    if (is_first_) {
+      const int blocks = min(a.num_rows, static_cast<int>(gridDim.x));
+      arrive_at_gate(args_.factor_gate, first_row == 0, blocks);
+    }
+  }
+
+  // This block's share of the elements, by the last threads: the first one has other things to do.
+  // Of a chain's first link, since others have been folded.
+  __device__ __forceinline__ void fold_share(const ops::ResidualRmsNormArgs& a) const {
+    using Access = RowAccess<true>;
+    const int row_groups = a.width / kNormGroup, groups = a.num_rows * row_groups;
+    const int share = (groups + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+    const int first = static_cast<int>(blockIdx.x) * share, end = min(first + share, groups);
+    const int thread = threads_ - 1 - static_cast<int>(threadIdx.x);
+    for (int n = first + thread; n < end; n += threads_) {
+      const std::int64_t row_begin = std::int64_t{n / row_groups} * a.width;
+      const int i = n % row_groups * kNormGroup;
+      const Four weight = Access::load(a.weight, i, a.width);
+      wait_for_previous_kernel();
+      bf16* residual = static_cast<bf16*>(a.residual) + row_begin;
+      Four v = Access::load(a.delta + row_begin, i, a.width);
+      if (a.update == ops::ResidualUpdate::kAdd) {
+        const Four old = Access::load(residual, i, a.width);
+#pragma unroll
+        for (int j = 0; j < kNormGroup; ++j) v.of[j] = old.of[j] + v.of[j];
+      }
+      v = Access::store(v, residual, i, a.width);
+#pragma unroll
+      for (int j = 0; j < kNormGroup; ++j) v.of[j] = v.of[j] * (1.0f + weight.of[j]);
+      Access::store(v, static_cast<bf16*>(a.y) + row_begin, i, a.width);
+    }
+    wait_for_previous_kernel();  // without a share, too: the gate is in use until then
   }
 
   const Args& args_;
@@ -249,14 +301,19 @@ template <bool kCodes, int kRowTiles>
 __device__ __forceinline__ void run_consumer(const Args& args, const Ring& ring) {
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   Team team(args);
+  if (threadIdx.x == 0) {
+    wait_for_previous_kernel();
+    // Nobody finds a factor before all blocks have come to the input gate of a norm.
+    *ring.factor_ticket = read_gate(args.factor_gate);
+  }
   int stages = 0;
   for (int i = 0; i < args.num_links; ++i) {
     const Link& link = ring.links[i];
-    if (link.has_norm || link.follows) team.make_inputs(link, ring, i == 0);
+    if (link.awaits_inputs()) team.make_inputs(link, ring, ring.inputs[i]);
     const Work work{.args = args,
+                    .number = i,
                     .link = link,
                     .ring = ring,
-                    .passed = ring.passed + i * args.ring.warps,
                     .place = RingPlace(args.ring, stages)};
     consume_link<kCodes, kRowTiles>(work, warp);
     stages += link.plan.num_stages(link.order.num_strands());
@@ -276,7 +333,7 @@ __device__ __forceinline__ void init_barriers(const Args& args, const Ring& ring
     ring.read[lane].init(args.ring.max_tiles);
   }
   for (int i = lane; i < args.num_links * args.ring.warps; i += kWarp) ring.passed[i].init(1);
-  if (lane == 0) ring.inputs->init(1);
+  if (lane < args.num_links) ring.inputs[lane].init(1);
   publish_barriers();
   publish_stores();
 }
@@ -345,11 +402,40 @@ Link make_link(const LinearChain::Link& from, const StreamPlan& plan, int row_ti
         tile_map(w.data, w.out_features, units, units, plan.box_rows[i], kTileColumns);
     link.outputs[i] = {w, from.group[i].y, from.group[i].y_dtype, from.group[i].y_stride};
   }
+  link.row_factors = first.row_factors;
   link.has_norm = from.norm.has_value();
+  link.is_folded = from.is_folded;
   if (link.has_norm) link.norm = *from.norm;
   link.has_silu = from.silu.has_value();
   if (link.has_silu) link.silu = *from.silu;
   return link;
+}
+
+// Where links have the factors of their rows from, and when their warps fetch them. They are used
+// when sums are complete; half-way they have long been there, and to wait for the load delays
+// nobody. A link of the same rows finds what its warps have fetched for the link before.
+void place_factors(std::span<Link> links) {
+  int norms = 0;
+  const float* newest = nullptr;
+  int warps_with_newest = 0;
+  for (Link& link : links) {
+    const StreamPlan& plan = link.plan;
+    if (link.has_norm) {
+      ++norms;
+      newest = link.row_factors;
+      warps_with_newest = 0;
+    }
+    const bool has_factors = link.row_factors != nullptr;
+    link.factor_round = has_factors && link.row_factors == newest ? norms - 1 : -1;
+    const bool fetches =
+        has_factors && (link.factor_round < 0 || plan.multiplying_warps() > warps_with_newest);
+    link.factor_strand = fetches ? link.order.num_strands() / plan.turns / 2 * plan.turns : -1;
+    if (link.factor_round >= 0) {
+      warps_with_newest = std::max(warps_with_newest, plan.multiplying_warps());
+    } else if (has_factors) {
+      warps_with_newest = 0;  // other rows' are in their place
+    }
+  }
 }
 
 }  // namespace
@@ -361,11 +447,12 @@ void linear_stream(const CudaBackend& backend, std::span<const LinearChain::Link
   args.num_links = static_cast<int>(links.size());
   args.num_rows = links.front().group[0].num_rows;
   args.ring = plan.ring;
-  args.output_gate = backend.gates();
-  args.norm_gate = backend.gates() + kGateWords / 2;
+  args.input_gate = backend.gates();
+  args.factor_gate = backend.gates() + kGateWords / 2;
   for (std::size_t i = 0; i < links.size(); ++i) {
     args.links[i] = stream::make_link(links[i], plan.links[i], plan.ring.row_tiles, args.maps[i]);
   }
+  stream::place_factors({args.links, links.size()});
   if (plan.codes) return stream::run_rows<true>(backend, args);
   stream::run_rows<false>(backend, args);
 }

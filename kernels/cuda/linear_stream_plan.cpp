@@ -19,7 +19,7 @@ constexpr int kMaxStages = 16;
 constexpr int kMaxTurns = 4;
 constexpr std::size_t kTileAlignment = 1024;
 constexpr std::size_t kBarrierBytes = 8;
-constexpr std::size_t kNormBytes = kNormWarps * sizeof(float);  // the sums of a norm's warps
+constexpr std::size_t kNormBytes = (kNormWarps + 1) * sizeof(float);
 
 std::int64_t divide_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
 
@@ -78,8 +78,9 @@ RingPlan plan_ring(std::span<const StreamPlan> links, std::span<const ChainLink>
                               kLinearTileOuts * kTileRowBytes);
   const std::size_t fixed =
       kTileAlignment + static_cast<std::size_t>(ring.table_bytes) +
-      kBarrierBytes * (2 * kMaxStages + links.size() * static_cast<std::size_t>(warps) + 1) +
-      sizeof(float) * static_cast<std::size_t>(ring.sum_floats) + kNormBytes;
+      kBarrierBytes * (2 * kMaxStages + links.size() * static_cast<std::size_t>(warps + 1)) +
+      sizeof(float) * static_cast<std::size_t>(ring.sum_floats + warps * kStreamMaxRows) +
+      kNormBytes;
   const std::size_t room = shared_limit_bytes > fixed ? shared_limit_bytes - fixed : 0;
   ring.stages = static_cast<int>(
       std::min<std::size_t>(room / static_cast<std::size_t>(ring.stage_bytes), kMaxStages));

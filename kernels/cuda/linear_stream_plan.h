@@ -25,7 +25,7 @@ inline constexpr int kStreamWarps = 9;
 inline constexpr int kStreamCodeWarps = 18;
 
 // What a link takes of shared memory besides; the kernel checks it.
-inline constexpr std::size_t kStreamLinkBytes = 560;
+inline constexpr std::size_t kStreamLinkBytes = 576;
 
 // Strands that a link's table in shared memory has room for beyond the last, none of which exists.
 inline constexpr int kStreamSpareStrands = 8;

@@ -28,11 +28,17 @@ struct alignas(16) Link {
   int num_outputs;
   LinearOrder order;
   StreamPlan plan;
-  bool has_norm;  // x is made by `norm` first
-  bool follows;   // x may be what the link before has written
-  bool has_silu;  // of the first two outputs, which have as many rows
+  const float* row_factors;  // [num_rows], of x; or nullptr
+  int factor_round;          // the norms before the one they come from; -1: it is not of the chain
+  int factor_strand;         // of the first sweep, before which a warp fetches them; or -1
+  bool follows;              // x may be what the link before has written
+  bool has_silu;             // of the first two outputs, which have as many rows
+  bool has_norm;             // x is what `norm` makes, which leaves its rows' factors
+  bool is_folded;            // by the link before: its one output is the norm's delta
   ops::ResidualRmsNormArgs norm;
   ops::SiluMulArgs silu;
+
+  __device__ bool awaits_inputs() const { return has_norm || follows; }
 };
 
 struct LinkMaps {
@@ -44,8 +50,8 @@ struct Args {
   int num_links;
   int num_rows;
   RingPlan ring;
-  uint32_t* output_gate;  // everybody has written a link's outputs
-  uint32_t* norm_gate;    // and these have been normed
+  uint32_t* input_gate;   // everybody has written what a link reads
+  uint32_t* factor_gate;  // and a norm's factors
   Link links[kChainMaxLinks];
   LinkMaps maps[kChainMaxLinks];
 };
@@ -81,15 +87,17 @@ __device__ __forceinline__ Strand strand_of(const LinearOrder& order, int strand
 
 // The block's shared memory.
 struct Ring {
-  char* stages;      // [stages][stage_bytes]: weights [chunks][chunk_rows][128], tiles of x
-  float* sums;       // [levels][tiles][row tiles][4][lanes]
-  float* norm_sums;  // of the warps that norm a row
-  Barrier* filled;   // [stages]
-  Barrier* read;     // [stages], by max_tiles
-  Barrier* passed;   // [links][tiles][turns]: the tile's sums are this turn's to add to
-  Barrier* inputs;   // a link's x can be read
-  Strand* strands;   // [links][num_strands + kStreamSpareStrands]
-  Link* links;       // a copy of the arguments
+  char* stages;             // [stages][stage_bytes]: weights [chunks][chunk_rows][128], tiles of x
+  float* sums;              // [levels][tiles][row tiles][4][lanes]
+  float* factors;           // [warps][kStreamMaxRows]: row_factors, each warp's copy
+  float* norm_sums;         // of the warps that find a row's factor
+  Barrier* filled;          // [stages]
+  Barrier* read;            // [stages], by max_tiles
+  Barrier* passed;          // [links][tiles][turns]: the tile's sums are this turn's to add to
+  Barrier* inputs;          // [links]: x can be read
+  uint32_t* factor_ticket;  // of the chain's first norm
+  Strand* strands;          // [links][num_strands + kStreamSpareStrands]
+  Link* links;              // a copy of the arguments
 
   __device__ Ring(char* memory, const Args& args) {
     const RingPlan& plan = args.ring;
@@ -99,8 +107,10 @@ struct Ring {
     links = reinterpret_cast<Link*>(tables);
     strands = reinterpret_cast<Strand*>(links + args.num_links);
     sums = reinterpret_cast<float*>(tables + plan.table_bytes);
-    norm_sums = sums + plan.sum_floats;
-    filled = reinterpret_cast<Barrier*>(norm_sums + kNormWarps);
+    factors = sums + plan.sum_floats;
+    norm_sums = factors + plan.warps * kStreamMaxRows;
+    factor_ticket = reinterpret_cast<uint32_t*>(norm_sums + kNormWarps);
+    filled = reinterpret_cast<Barrier*>(factor_ticket + 1);
     read = filled + plan.stages;
     passed = read + plan.stages;
     inputs = passed + args.num_links * plan.warps;
@@ -275,7 +285,6 @@ class Producer {
 
   // Everything else, once the table is there.
   __device__ __forceinline__ void run() {
-    uint32_t inputs = 0;
     for (int i = 0; i < args_.num_links; ++i) {
       const Link& link = ring_.links[i];
       const Strand* strands = ring_.strands + link.plan.first_strand;
@@ -284,10 +293,7 @@ class Producer {
       // Weights wait for nothing: the next link's fill what has been read of this one's.
       if (i > 0) begin_link(walk, filler, [&](int strand) { return strands[strand]; });
       if (i == 0) wait_for_previous_kernel();
-      if (link.has_norm || link.follows) {
-        ring_.inputs->wait(inputs);
-        inputs ^= 1;
-      }
+      if (link.awaits_inputs()) ring_.inputs[i].wait(0);
       publish_to_copies();
       for (int n = 0; n < walk.at.stages && !walk.ended(); ++n, walk.next()) {
         if (owns(walk.at)) filler.fill_x(walk, strands[walk.strand()]);

@@ -275,30 +275,58 @@ class SumTree {
   int num_leaves_, strands_per_leaf_;
 };
 
+// Calls function(row tile, i, row of x) for the columns of a lane's sums that are rows of x.
+template <class S, int kRowTiles, class Function>
+__device__ __forceinline__ void for_rows(int num_rows, const Lane<S, kRowTiles>& lane,
+                                         const Function& function) {
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int x_row = r * kLinearTileRows + lane.row_of_x(2 * lane.t() + i);
+      if (x_row < num_rows) function(r, i, x_row);
+    }
+  }
+}
+
+// `factors`: of the rows of x, in shared memory; or nullptr. `fold`: the norm that the outputs are
+// folded into the residual stream for; or nullptr.
 template <class S, int kRowTiles>
 __device__ __forceinline__ void write_tile(const Link& link, int num_rows,
                                            const Lane<S, kRowTiles>& lane, int sweep,
-                                           const TileSums<kRowTiles>& sums) {
+                                           const TileSums<kRowTiles>& sums, const float* factors,
+                                           const ops::ResidualRmsNormArgs* fold) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const OutputRow row(link, sweep, lane.row(half));
     if (!row.exists) continue;
     const Output& output = link.outputs[row.linear];
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int x_row = r * kLinearTileRows + lane.row_of_x(2 * lane.t() + i);
-        if (x_row >= num_rows) continue;
-        const std::int64_t at = x_row * output.y_stride + row.out;
-        const float sum = sums.of[r][2 * half + i];
-        if (output.y_dtype == DType::kF32) {
-          static_cast<float*>(output.y)[at] = sum;
-        } else {
-          store_float(sum, static_cast<bf16*>(output.y) + at);
-        }
-      }
+    float more[kRowTiles][2] = {};  // of the residual stream
+    float weight = 0;
+    const bool adds = fold != nullptr && fold->update == ops::ResidualUpdate::kAdd;
+    if (fold != nullptr) {
+      weight = 1.0f + __ldg(fold->weight + row.out);
+      for_rows(num_rows, lane, [&](int r, int i, int x_row) {
+        // Past the first-level cache: other blocks may have written them in this kernel.
+        if (adds)
+          more[r][i] = load_past_l1(static_cast<const bf16*>(fold->residual) +
+                                    std::int64_t{x_row} * fold->width + row.out);
+      });
     }
+    for_rows(num_rows, lane, [&](int r, int i, int x_row) {
+      const float sum = sums.of[r][2 * half + i] * factor_of(factors, x_row);
+      const std::int64_t at = x_row * output.y_stride + row.out;
+      if (output.y_dtype == DType::kF32) {
+        static_cast<float*>(output.y)[at] = sum;
+      } else {
+        store_float(sum, static_cast<bf16*>(output.y) + at);
+      }
+      if (fold == nullptr) return;
+      const std::int64_t to = std::int64_t{x_row} * fold->width + row.out;
+      const float folded = rounded_to<bf16>(adds ? more[r][i] + sum : sum);
+      store_float(folded, static_cast<bf16*>(fold->residual) + to);
+      store_float(folded * weight, static_cast<bf16*>(fold->y) + to);
+    });
   }
 }
 

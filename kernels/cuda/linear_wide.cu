@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t out = first_out + out_of_warp + o * kLinearTileOuts + g + part / 2 * 8;
     const std::int64_t row = first_row + row_of_warp + r * kLinearTileRows + 2 * t + part % 2;
     if (row < a.num_rows && out < a.weight.out_features) {
-      store_float(leaf[i], static_cast<TY*>(a.y) + row * a.y_stride + out);
+      store_float(leaf[i] * factor_of(a.row_factors, row),
+                  static_cast<TY*>(a.y) + row * a.y_stride + out);
     }
   }
 }

@@ -22,8 +22,7 @@ __global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(ops::RmsNormArgs
   HeldGroups values;
 #pragma unroll
   for (int n = 0; n < kNormHeld; ++n) values.of[n] = read(held_element(n));
-  norm_row<kWide>(values, held, a.weight, a.width, a.eps, offset, y, read, read, sums,
-                  [] { __syncthreads(); });
+  norm_row<kWide>(values, held, a.weight, a.width, a.eps, offset, y, nullptr, read, read, sums);
 }
 
 template <bool kWide, class T>
@@ -33,7 +32,7 @@ __global__ void __launch_bounds__(kNormThreads)
   __shared__ float sums[kNormWarps];
   const HeldGroups held = held_weight<kWide>(a.weight, a.width);
   wait_for_previous_kernel();
-  residual_norm_row<kWide, T>(a, static_cast<int>(blockIdx.x), held, sums, [] { __syncthreads(); });
+  residual_norm_row<kWide, T>(a, static_cast<int>(blockIdx.x), held, sums);
 }
 
 // Calls function(std::true_type{}) or function(std::false_type{}).

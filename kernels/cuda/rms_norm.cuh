@@ -100,30 +100,43 @@ __device__ __forceinline__ HeldGroups held_weight(const float* weight, int width
   return held;
 }
 
-// The norm of a row, of which x are the held groups. The others come from read(i), in ascending
-// order, and once more from reread(i). `sums`: [kNormWarps] in shared memory, which nobody reads
-// any more; sync() is a barrier of the threads.
-template <bool kWide, class TY, class Read, class Reread, class Sync>
-__device__ __forceinline__ void norm_row(const HeldGroups& x, const HeldGroups& held,
-                                         const float* weight, int width, float eps, float offset,
-                                         TY* y, const Read& read, const Reread& reread, float* sums,
-                                         const Sync& sync) {
+__device__ __forceinline__ void add_squares(const Four& v, float& squares) {
+#pragma unroll
+  for (int j = 0; j < kNormGroup; ++j) squares = fmaf(v.of[j], v.of[j], squares);
+}
+
+// A row's factor, from its held groups and those that read(i) gives in ascending order. `sums`:
+// [kNormWarps] in shared memory, which nobody reads any more; sync() is a barrier of the threads.
+template <class Read, class Sync>
+__device__ __forceinline__ float row_factor(const HeldGroups& x, int width, float eps,
+                                            const Read& read, float* sums, const Sync& sync) {
   float squares = 0;
-  const auto add_squares = [&](const Four& v) {
 #pragma unroll
-    for (int j = 0; j < kNormGroup; ++j) squares = fmaf(v.of[j], v.of[j], squares);
-  };
-#pragma unroll
-  for (int n = 0; n < kNormHeld; ++n) add_squares(x.of[n]);
+  for (int n = 0; n < kNormHeld; ++n) add_squares(x.of[n], squares);
 #pragma unroll 1
-  for (int i = held_element(kNormHeld); i < width; i += kNormStep) add_squares(read(i));
+  for (int i = held_element(kNormHeld); i < width; i += kNormStep) add_squares(read(i), squares);
   squares = warp_sum(squares);
   if (threadIdx.x % kWarp == 0) sums[threadIdx.x / kWarp] = squares;
   sync();
   float sum = sums[0];
 #pragma unroll
   for (int w = 1; w < kNormWarps; ++w) sum += sums[w];
-  const float scale = 1.0f / sqrtf(sum / static_cast<float>(width) + eps);
+  return 1.0f / sqrtf(sum / static_cast<float>(width) + eps);
+}
+
+// The norm of a row, of which x are the held groups. The others come from read(i), in ascending
+// order, and once more from reread(i). By a block; `sums` as above. `factor`: nullptr, or where the
+// row's factor goes, which y is then without.
+template <bool kWide, class TY, class Read, class Reread>
+__device__ __forceinline__ void norm_row(const HeldGroups& x, const HeldGroups& held,
+                                         const float* weight, int width, float eps, float offset,
+                                         TY* y, float* factor, const Read& read,
+                                         const Reread& reread, float* sums) {
+  float scale = row_factor(x, width, eps, read, sums, [] { __syncthreads(); });
+  if (factor != nullptr) {
+    if (threadIdx.x == 0) *factor = scale;
+    scale = 1.0f;
+  }
   const auto write = [&](const Four& v, const Four& w, int i) {
     Four out;
 #pragma unroll
@@ -139,10 +152,9 @@ __device__ __forceinline__ void norm_row(const HeldGroups& x, const HeldGroups& 
 }
 
 // Folds `delta` into a row of the residual stream and norms it.
-template <bool kWide, class T, class Sync>
+template <bool kWide, class T>
 __device__ __forceinline__ void residual_norm_row(const ops::ResidualRmsNormArgs& a, int row,
-                                                  const HeldGroups& held, float* sums,
-                                                  const Sync& sync) {
+                                                  const HeldGroups& held, float* sums) {
   using Access = RowAccess<kWide>;
   const std::int64_t first = std::int64_t{row} * a.width;
   const int width = a.width;
@@ -168,11 +180,12 @@ __device__ __forceinline__ void residual_norm_row(const ops::ResidualRmsNormArgs
   }
   norm_row<kWide>(
       values, held, a.weight, width, a.eps, 1.0f, static_cast<T*>(a.y) + first,
+      a.row_factors == nullptr ? nullptr : a.row_factors + row,
       [&](int i) {
         return update(add ? Access::load(residual, i, width) : Four{},
                       Access::load(delta, i, width), i);
       },
-      [&](int i) { return Access::load(residual, i, width); }, sums, sync);
+      [&](int i) { return Access::load(residual, i, width); }, sums);
 }
 
 }  // namespace tandem::cuda

@@ -17,6 +17,10 @@ __device__ __forceinline__ float load_float(const T* x) {
   return to_float(*x);
 }
 
+__device__ __forceinline__ float load_past_l1(const bf16* x) {
+  return to_float(bf16{__ldcg(reinterpret_cast<const unsigned short*>(x))});
+}
+
 // Two neighbours as they lie in memory. As to_bf16(), but for the payload of a NaN.
 __device__ __forceinline__ uint32_t round_pair(float first, float second) {
   uint32_t packed;
@@ -44,6 +48,11 @@ __device__ __forceinline__ float rounded_to(float x) {
   T stored;
   store_float(x, &stored);
   return to_float(stored);
+}
+
+// A row's factor where rows may have none (LinearArgs::row_factors).
+__device__ __forceinline__ float factor_of(const float* row_factors, std::int64_t row) {
+  return row_factors == nullptr ? 1.0f : row_factors[row];
 }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
