@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "tests/kernels/op_check.h"
+#include "tests/kernels/quantized_weight.h"
 
 namespace tandem::testing {
 namespace {
@@ -217,89 +218,6 @@ TEST(Linear, LeavesFormOneTreeOverAnyNumberOfRanks) {
   EXPECT_NE(first_difference(whole, part(0, kColumns, 1)), "") << "the leaves make no difference";
 }
 
-// Codes and scales of every quantized format, and the values they stand for.
-struct Quantized {
-  ops::LinearWeight weight;
-  Vector<std::uint8_t> codes;
-  Vector<std::uint8_t> scales;
-  std::vector<double> values;  // [outs, columns]
-};
-
-template <class T>
-void append(Vector<std::uint8_t>& bytes, T value) {
-  const auto* p = reinterpret_cast<const std::uint8_t*>(&value);
-  bytes.insert(bytes.end(), p, p + sizeof(T));
-}
-
-Quantized quantize_at_random(WeightFormat format, DType scale_dtype, int outs, int columns,
-                             int block_rows, int block_cols, float scale_2) {
-  Quantized q;
-  const bool fp4 = format == WeightFormat::kNvfp4 || format == WeightFormat::kMxfp4;
-  const bool int8 = format == WeightFormat::kInt8Channel || format == WeightFormat::kInt8Group;
-  const bool channel = format == WeightFormat::kFp8Channel || format == WeightFormat::kInt8Channel;
-  if (channel || format == WeightFormat::kFp8Tensor) block_rows = 1, block_cols = columns;
-  const int per_row = (columns + block_cols - 1) / block_cols;
-  std::uint32_t state = 12345;
-  const auto next = [&] { return state = state * 1664525u + 1013904223u, state >> 16; };
-  std::vector<double> scale_values;
-  for (int i = 0; i < (outs + block_rows - 1) / block_rows * per_row; ++i) {
-    switch (scale_dtype) {
-      case DType::kF32:
-        append(q.scales, 0.01f * static_cast<float>(1 + next() % 100));
-        scale_values.push_back(reinterpret_cast<const float*>(q.scales.data())[i]);
-        break;
-      case DType::kBF16:
-        append(q.scales, to_bf16(0.01f * static_cast<float>(1 + next() % 100)));
-        scale_values.push_back(to_float(reinterpret_cast<const bf16*>(q.scales.data())[i]));
-        break;
-      case DType::kF16:
-        append(q.scales, static_cast<std::uint16_t>(0x2c00 + next() % 0x800));
-        scale_values.push_back(
-            f16_to_float(reinterpret_cast<const std::uint16_t*>(q.scales.data())[i]));
-        break;
-      case DType::kF8E4M3:
-        append(q.scales, static_cast<std::uint8_t>(0x28 + next() % 0x20));
-        scale_values.push_back(e4m3_to_float(q.scales[static_cast<std::size_t>(i)]));
-        break;
-      default:
-        append(q.scales, static_cast<std::uint8_t>(120 + next() % 10));
-        scale_values.push_back(e8m0_to_float(q.scales[static_cast<std::size_t>(i)]));
-    }
-  }
-  for (int n = 0; n < outs; ++n) {
-    for (int k = 0; k < columns; ++k) {
-      double code = 0;
-      const auto byte = static_cast<std::uint8_t>(next());
-      if (fp4) {
-        if (k % 2 == 0) q.codes.push_back(byte);
-        code = e2m1_to_float((q.codes.back() >> (k % 2 * 4)) & 0xf);
-      } else if (int8) {
-        q.codes.push_back(byte);
-        code = static_cast<std::int8_t>(byte);
-      } else {
-        q.codes.push_back((byte & 0x7f) == 0x7f ? 0 : byte);  // no NaN
-        code = e4m3_to_float(q.codes.back());
-      }
-      const double scale =
-          format == WeightFormat::kFp8Tensor
-              ? 1.0
-              : scale_values[static_cast<std::size_t>(n / block_rows * per_row + k / block_cols)];
-      const bool second = format == WeightFormat::kNvfp4 || format == WeightFormat::kFp8Tensor;
-      q.values.push_back(code * scale * (second ? double{scale_2} : 1.0));
-    }
-  }
-  q.weight = {.format = format,
-              .out_features = outs,
-              .in_features = columns,
-              .data = nullptr,
-              .scales = nullptr,
-              .scale_dtype = scale_dtype,
-              .block_rows = block_rows,
-              .block_cols = block_cols,
-              .scale_2 = scale_2};
-  return q;
-}
-
 TEST(Linear, QuantizedFormatsMultiplyTheirDequantizedValues) {
   struct Case {
     WeightFormat format;
@@ -456,6 +374,30 @@ TEST(Linear, GroupsOfManyOutputsEqualEachAlone) {
       }
     }
   }
+}
+
+TEST(Linear, RefusesGroupsOfDifferentRows) {
+  const auto backend = test_backend(1);
+  Array x(DType::kBF16, random_normal(1, 3 * 64)), w(DType::kBF16, random_normal(2, 64 * 8));
+  Array y(DType::kF32, 16), other_y(DType::kF32, 16);
+  Array factors(DType::kF32, {1.0f, 2.0f, 3.0f});
+  LinearArgs good = make_args({2, 8, 64}, x, 0, w.data(), WeightFormat::kBf16, 1, y);
+  good.row_factors = factors.floats();
+  const auto group = [&](const std::function<void(LinearArgs&)>& change) {
+    LinearArgs members[] = {good, good};
+    members[1].y = other_y.data();
+    change(members[1]);
+    ops::linear_group(*backend, members);
+  };
+  EXPECT_NO_THROW(group([](LinearArgs&) {}));
+  EXPECT_NO_THROW(group([](LinearArgs& a) { a.num_leaves = 2; }));
+  EXPECT_THROW(group([](LinearArgs& a) { a.row_factors = nullptr; }), Error);
+  EXPECT_THROW(group([](LinearArgs& a) { a.row_factors += 1; }), Error);
+  EXPECT_THROW(group([&](LinearArgs& a) { a.x = x.at(64); }), Error);
+  EXPECT_THROW(group([](LinearArgs& a) { a.num_rows = 1; }), Error);
+  EXPECT_THROW(group([](LinearArgs& a) { a.row_class = ops::RowClass::kPrompt; }), Error);
+  good.row_factors = nullptr;
+  EXPECT_THROW(group([&](LinearArgs& a) { a.row_factors = factors.floats(); }), Error);
 }
 
 TEST(Linear, RefusesArgumentsThatCannotBeRight) {

@@ -177,6 +177,141 @@ TEST(ResidualRmsNorm, NormsTheRoundedSum) {
   }
 }
 
+// [rows, width], rows of very different magnitudes.
+std::vector<float> uneven_rows(std::uint64_t seed, int rows, int width) {
+  std::vector<float> values =
+      random_normal(seed, static_cast<std::size_t>(rows) * static_cast<std::size_t>(width));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const int row = static_cast<int>(i) / width;
+    // The last of several rows is zeros: its factor is eps's.
+    values[i] *= row > 0 && row == rows - 1 ? 0.0f : std::ldexp(1.0f, row % 11 - 5);
+  }
+  return values;
+}
+
+// A residual norm's operands.
+struct ResidualNorm {
+  ResidualNorm(DType dtype, int num_rows, int row_width, ops::ResidualUpdate residual_update)
+      : rows(num_rows),
+        width(row_width),
+        update(residual_update),
+        residual(dtype, uneven_rows(4, rows, width)),
+        delta(DType::kF32, uneven_rows(5, rows, width)),
+        weight(DType::kF32, random_normal(6, static_cast<std::size_t>(width), 0.2f)),
+        y(dtype, residual.size()),
+        factors(DType::kF32, static_cast<std::size_t>(rows)) {}
+
+  void run(Backend& backend, float eps, float* row_factors) {
+    ops::residual_rms_norm(backend, {.residual = residual.data(),
+                                     .residual_dtype = residual.dtype(),
+                                     .delta = delta.floats(),
+                                     .update = update,
+                                     .weight = weight.floats(),
+                                     .eps = eps,
+                                     .num_rows = rows,
+                                     .width = width,
+                                     .y = y.data(),
+                                     .row_factors = row_factors});
+  }
+
+  int rows, width;
+  ops::ResidualUpdate update;
+  Array residual, delta;  // [rows, width]
+  Array weight;           // [width]
+  Array y;                // [rows, width]
+  Array factors;          // [rows]
+};
+
+// The root halves the error of the sum of squares (of bf16 they are more often rounded down than
+// up); the mean, the root and its inverse are rounded once each.
+constexpr double kFactorError = kFp32Sum / 2 + 3 * 0x1p-24;
+
+void check_left_factors(Backend& backend, DType dtype, int rows, int width,
+                        ops::ResidualUpdate update) {
+  constexpr float kEps = 1e-6f;
+  const auto what = fmt::format("{} rows of {}", rows, width);
+  const auto n = static_cast<std::size_t>(width);
+  ResidualNorm norm(dtype, rows, width, update), whole = norm;
+  whole.run(backend, kEps, nullptr);
+  norm.run(backend, kEps, norm.factors.floats());
+  ASSERT_EQ(first_difference(norm.residual.values(), whole.residual.values()), "") << what;
+  Array unscaled(dtype, norm.y.size());
+  for (std::size_t i = 0; i < unscaled.size(); ++i) {
+    unscaled.set(i, norm.residual[i] * (1.0f + norm.weight[i % n]));
+  }
+  ASSERT_EQ(first_difference(norm.y.values(), unscaled.values()), "") << what;
+  std::vector<double> factors;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r) {
+    double squares = 0;
+    for (const float v : norm.residual.values(r * n, n)) squares += double{v} * v;
+    factors.push_back(1 / std::sqrt(squares / width + double{kEps}));
+  }
+  expect_near(norm.factors.values(), factors, times(factors, kFactorError), DType::kF32, what);
+  norm.y.expect_guards("y");
+  norm.residual.expect_guards("residual");
+  norm.factors.expect_guards("row_factors");
+  norm.delta.expect_unchanged("delta");
+  norm.weight.expect_unchanged("weight");
+}
+
+TEST(ResidualRmsNorm, LeavesTheRowsFactorsToTheirReaders) {
+  const auto backend = test_backend(2);
+  for (const DType dtype : kFloatTypes) {
+    for (const int width : {1, 3, 4, 15, 16, 17, 128, 1028, 5120, 5121, 7000}) {
+      for (const auto update : {ops::ResidualUpdate::kAdd, ops::ResidualUpdate::kReplace}) {
+        for (const int rows : {1, 3, 14}) check_left_factors(*backend, dtype, rows, width, update);
+      }
+    }
+  }
+}
+
+TEST(ResidualRmsNorm, LeftFactorsShowInTheFactorsAlone) {
+  const auto backend = test_backend(2);
+  for (const DType dtype : kFloatTypes) {
+    for (const int width : {17, 5120}) {
+      ResidualNorm small(dtype, 3, width, ops::ResidualUpdate::kAdd), large = small;
+      small.run(*backend, 1e-6f, small.factors.floats());
+      large.run(*backend, 10.0f, large.factors.floats());
+      for (std::size_t r = 0; r < 3; ++r) EXPECT_GT(small.factors[r], large.factors[r]);
+      EXPECT_EQ(first_difference(small.y.values(), large.y.values()), "") << "width " << width;
+    }
+  }
+}
+
+TEST(ResidualRmsNorm, RowsAndTheirFactorsDependOnNothingElse) {
+  for (const int width : {100, 5120, 5121}) {
+    const auto n = static_cast<std::size_t>(width);
+    const Array pool(DType::kF32, random_normal(3, 20 * n));
+    Array w(DType::kF32, random_normal(2, n, 0.2f));
+    const auto op = [&](Backend& backend, const std::vector<int>& rows) {
+      std::vector<float> picked;
+      for (const int r : rows) {
+        const auto row = pool.values(static_cast<std::size_t>(r) * n, n);
+        picked.insert(picked.end(), row.begin(), row.end());
+      }
+      Array delta(DType::kF32, picked), residual(DType::kBF16, picked);
+      Array y(DType::kBF16, picked.size()), factors(DType::kF32, rows.size());
+      ops::residual_rms_norm(backend, {.residual = residual.data(),
+                                       .delta = delta.floats(),
+                                       .weight = w.floats(),
+                                       .num_rows = static_cast<int>(rows.size()),
+                                       .width = width,
+                                       .y = y.data(),
+                                       .row_factors = factors.floats()});
+      std::vector<float> results;
+      for (std::size_t r = 0; r < rows.size(); ++r) {
+        const auto row = y.values(r * n, n);
+        results.insert(results.end(), row.begin(), row.end());
+        results.push_back(factors[r]);
+      }
+      return results;
+    };
+    const auto backend = test_backend(2);
+    EXPECT_EQ(batch_dependence(20, [&](const auto& rows) { return op(*backend, rows); }), "");
+    EXPECT_EQ(machine_dependence([&](Backend& b) { return op(b, {4, 0, 19, 7, 8}); }), "");
+  }
+}
+
 TEST(GatedRmsNorm, EqualsTheFormula) {
   const auto backend = test_backend(2);
   for (const DType dtype : kFloatTypes) {

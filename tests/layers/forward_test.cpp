@@ -212,7 +212,8 @@ class DeltaNetState : public ::testing::Test {
       x.push_back(weight_value(name, start * kHidden + i, 1.0f));
     }
     std::vector<float> out(x.size());
-    layer_.forward(rank_.context(), batch_.upload(*rank_.backend), {.x = x.data(), .rows = rows}, out.data());
+    layer_.forward(rank_.context(), batch_.upload(*rank_.backend), {.x = x.data(), .rows = rows},
+                   out.data());
     return out;
   }
   std::vector<float> prompt(int slot, const std::string& name, int start, int rows) {
