@@ -109,11 +109,11 @@ struct Ring {
     sums = reinterpret_cast<float*>(tables + plan.table_bytes);
     factors = sums + plan.sum_floats;
     norm_sums = factors + plan.warps * kStreamMaxRows;
-    factor_ticket = reinterpret_cast<uint32_t*>(norm_sums + kNormWarps);
-    filled = reinterpret_cast<Barrier*>(factor_ticket + 1);
+    filled = reinterpret_cast<Barrier*>(norm_sums + kNormWarps);
     read = filled + plan.stages;
     passed = read + plan.stages;
     inputs = passed + args.num_links * plan.warps;
+    factor_ticket = reinterpret_cast<uint32_t*>(inputs + args.num_links);
   }
 };
 
