@@ -412,8 +412,9 @@ Link make_link(const LinearChain::Link& from, const StreamPlan& plan, int row_ti
 }
 
 // Where links have the factors of their rows from, and when their warps fetch them. They are used
-// when sums are complete; half-way they have long been there, and to wait for the load delays
-// nobody. A link of the same rows finds what its warps have fetched for the link before.
+// when sums are complete; three quarters of the way they have long been there, and to wait for the
+// load delays nobody. A link of the same rows finds what its warps have fetched for the link
+// before.
 void place_factors(std::span<Link> links) {
   int norms = 0;
   const float* newest = nullptr;
@@ -429,7 +430,7 @@ void place_factors(std::span<Link> links) {
     link.factor_round = has_factors && link.row_factors == newest ? norms - 1 : -1;
     const bool fetches =
         has_factors && (link.factor_round < 0 || plan.multiplying_warps() > warps_with_newest);
-    link.factor_strand = fetches ? link.order.num_strands() / plan.turns / 2 * plan.turns : -1;
+    link.factor_strand = fetches ? link.order.num_strands() * 3 / 4 / plan.turns * plan.turns : -1;
     if (link.factor_round >= 0) {
       warps_with_newest = std::max(warps_with_newest, plan.multiplying_warps());
     } else if (has_factors) {

@@ -17,6 +17,9 @@ constexpr int kMinStages = 4;  // of a link by itself, unless its rows are the f
 constexpr int kMinChainStages = 3;
 constexpr int kMaxStages = 16;
 constexpr int kMaxTurns = 4;
+constexpr int kManyProcessors = 100;
+constexpr int kLateBlocks = 8;
+constexpr int kLateCodeBlocks = 24;
 constexpr std::size_t kTileAlignment = 1024;
 constexpr std::size_t kBarrierBytes = 8;
 constexpr std::size_t kNormBytes = (kNormWarps + 1) * sizeof(float);
@@ -25,12 +28,24 @@ std::int64_t divide_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1
 
 bool aligned16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
+// Blocks that a link's outputs are spread over, from the first one on. Those at the end have
+// nothing to multiply in the first link of a chain, because they start late, when the kernel before
+// leaves their processors (some 5 us on an H200; with codes more of them do); nor has the last one
+// behind a norm, because it finds a row's factor. That takes less time than it saves only where
+// many processors share much bandwidth.
+int working_blocks(const ChainLink& link, bool begins_chain, bool codes, int num_processors) {
+  if (num_processors < kManyProcessors) return num_processors;
+  if (link.has_norm) return num_processors - 1;
+  if (begins_chain) return num_processors - (codes ? kLateCodeBlocks : kLateBlocks);
+  return num_processors;
+}
+
 // Boxes, their places and the tiles for a number of sweeps.
-void place_boxes(std::span<const ops::LinearArgs> group, int num_processors, StreamPlan& plan) {
+void place_boxes(std::span<const ops::LinearArgs> group, int num_blocks, StreamPlan& plan) {
   plan.chunk_rows = 0;
   for (std::size_t i = 0; i < group.size(); ++i) {
     const std::int64_t outs = group[i].weight.out_features;
-    const std::int64_t box = divide_up(outs, std::int64_t{num_processors} * plan.sweeps);
+    const std::int64_t box = divide_up(outs, std::int64_t{num_blocks} * plan.sweeps);
     plan.box_rows[i] = static_cast<int>(box);
     plan.first_row[i] = plan.chunk_rows;
     plan.chunk_rows += static_cast<int>(divide_up(box, kSwizzleRows)) * kSwizzleRows;
@@ -126,15 +141,18 @@ ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
   // A stage holds a chunk of the widest link, and of the others as many as fit one of that size.
   int most_bytes = static_cast<int>(shared_limit_bytes) / kStagesWanted;
   for (std::size_t i = 0; i < links.size(); ++i) {
-    const auto& [group, order] = links[i];
+    const auto& group = links[i].group;
+    const LinearOrder& order = links[i].order;
     StreamPlan& plan = chain.links[i];
     plan.chunk_columns = stream_chunk_columns(group.front().weight.format);
     plan.sum_levels = std::bit_width(static_cast<unsigned>(order.num_leaves));
     plan.chunks = static_cast<int>(divide_up(order.strand_columns, plan.chunk_columns));
     plan.first_strand = first_strand;
     first_strand += order.num_strands() + kStreamSpareStrands;
+    const int blocks =
+        working_blocks(links[i], i == 0 && links.size() > 1, chain.codes, num_processors);
     for (;; ++plan.sweeps) {
-      place_boxes(group, num_processors, plan);
+      place_boxes(group, blocks, plan);
       if (plan.tiles > kStreamMaxTiles) continue;
       size_stages(order, warps, x_tile_bytes, 0, 1, plan);
       // What the fewest rows take always fits, if not several times.

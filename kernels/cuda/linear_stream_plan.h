@@ -85,6 +85,7 @@ struct ChainPlan {
 struct ChainLink {
   std::span<const ops::LinearArgs> group;
   LinearOrder order;
+  bool has_norm = false;
 };
 
 // Whether x and the weight can be streamed at all: alignment for the copy engine, leaves of whole
