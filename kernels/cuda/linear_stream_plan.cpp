@@ -12,8 +12,9 @@ constexpr int kTileRowBytes = 128;
 constexpr int kSwizzleRows = 8;
 constexpr int kTileColumns = 64;
 constexpr int kStagesWanted = 10;  // more, and handing them over bounds the time
-constexpr int kMaxStageChunks = 4;
-constexpr int kMinStages = 4;  // of a link by itself, unless its rows are the fewest
+constexpr int kMaxStageChunks = 8;
+constexpr int kStageCopies = 31;  // a warp's lanes each start one, and the last that of x
+constexpr int kMinStages = 4;     // of a link by itself, unless its rows are the fewest
 constexpr int kMinChainStages = 3;
 constexpr int kMaxStages = 16;
 constexpr int kMaxTurns = 4;
@@ -48,8 +49,9 @@ void place_boxes(std::span<const ops::LinearArgs> group, int num_blocks, StreamP
     const std::int64_t box = divide_up(outs, std::int64_t{num_blocks} * plan.sweeps);
     plan.box_rows[i] = static_cast<int>(box);
     plan.first_row[i] = plan.chunk_rows;
-    plan.chunk_rows += static_cast<int>(divide_up(box, kSwizzleRows)) * kSwizzleRows;
+    plan.chunk_rows += static_cast<int>(box);
   }
+  plan.chunk_rows = static_cast<int>(divide_up(plan.chunk_rows, kSwizzleRows)) * kSwizzleRows;
   plan.tiles = static_cast<int>(divide_up(plan.chunk_rows, kLinearTileOuts));
 }
 
@@ -58,14 +60,17 @@ int chunk_bytes(const StreamPlan& plan, int x_tile_bytes) {
 }
 
 // Warps for tiles that have been placed, and stages of at most so many bytes.
-void size_stages(const LinearOrder& order, int warps, int x_tile_bytes, int most_bytes,
-                 int most_turns, StreamPlan& plan) {
+void size_stages(const ChainLink& link, int warps, int x_tile_bytes, int most_bytes, int most_turns,
+                 StreamPlan& plan) {
   plan.turns = most_turns;
-  while (plan.turns > 1 && (plan.tiles * plan.turns > warps || plan.turns > order.num_strands())) {
+  while (plan.turns > 1 &&
+         (plan.tiles * plan.turns > warps || plan.turns > link.order.num_strands())) {
     plan.turns /= 2;
   }
   // As equal as whole chunks can be.
-  const int most = std::clamp(most_bytes / chunk_bytes(plan, x_tile_bytes), 1, kMaxStageChunks);
+  const int most =
+      std::clamp(most_bytes / chunk_bytes(plan, x_tile_bytes), 1,
+                 std::min(kMaxStageChunks, kStageCopies / static_cast<int>(link.group.size())));
   const auto strand_stages = static_cast<int>(divide_up(plan.chunks, most));
   plan.stage_chunks = static_cast<int>(divide_up(plan.chunks, strand_stages));
   plan.x_bytes = plan.stage_chunks * plan.chunk_columns / kTileColumns * x_tile_bytes;
@@ -154,9 +159,9 @@ ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
     for (;; ++plan.sweeps) {
       place_boxes(group, blocks, plan);
       if (plan.tiles > kStreamMaxTiles) continue;
-      size_stages(order, warps, x_tile_bytes, 0, 1, plan);
+      size_stages(links[i], warps, x_tile_bytes, 0, 1, plan);
       // What the fewest rows take always fits, if not several times.
-      if (plan.chunk_rows == static_cast<int>(group.size()) * kSwizzleRows) break;
+      if (plan.chunk_rows == kSwizzleRows) break;
       const RingPlan alone =
           plan_ring({&plan, 1}, links.subspan(i, 1), warps, row_tiles, shared_limit_bytes);
       if (alone.stages >= kMinStages) break;
@@ -166,7 +171,7 @@ ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
   // As many turns as leave enough stages.
   for (int most_turns = kMaxTurns; most_turns > 0; most_turns /= 2) {
     for (std::size_t i = 0; i < links.size(); ++i) {
-      size_stages(links[i].order, warps, x_tile_bytes, most_bytes, most_turns, chain.links[i]);
+      size_stages(links[i], warps, x_tile_bytes, most_bytes, most_turns, chain.links[i]);
     }
     chain.ring =
         plan_ring({chain.links, links.size()}, links, warps, row_tiles, shared_limit_bytes);

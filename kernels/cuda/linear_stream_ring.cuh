@@ -279,7 +279,7 @@ class Producer {
   // The table of strands is not there yet.
   __device__ __forceinline__ void begin() {
     const Link& link = ring_.links[0];
-    begin_link(Walk(link, end_), Filler(link, args_.maps[0], ring_, args_.ring),
+    begin_link(Walk(link, end_), Filler(link, args_.maps[0], ring_, args_.ring), false,
                [&](int strand) { return strand_of(link.order, strand); });
   }
 
@@ -291,12 +291,14 @@ class Producer {
       const Filler filler(link, args_.maps[i], ring_, args_.ring);
       Walk walk(link, end_);
       // Weights wait for nothing: the next link's fill what has been read of this one's.
-      if (i > 0) begin_link(walk, filler, [&](int strand) { return strands[strand]; });
+      // So does the x of a link beside the one before.
+      const bool has_x = i > 0 && !link.awaits_inputs();
+      if (i > 0) begin_link(walk, filler, has_x, [&](int strand) { return strands[strand]; });
       if (i == 0) wait_for_previous_kernel();
       if (link.awaits_inputs()) ring_.inputs[i].wait(0);
       publish_to_copies();
       for (int n = 0; n < walk.at.stages && !walk.ended(); ++n, walk.next()) {
-        if (owns(walk.at)) filler.fill_x(walk, strands[walk.strand()]);
+        if (!has_x && owns(walk.at)) filler.fill_x(walk, strands[walk.strand()]);
       }
       for (; !walk.ended(); walk.next()) {
         if (!owns(walk.at)) continue;
@@ -311,12 +313,14 @@ class Producer {
 
  private:
   template <class StrandAt>
-  __device__ __forceinline__ void begin_link(Walk walk, const Filler& filler,
+  __device__ __forceinline__ void begin_link(Walk walk, const Filler& filler, bool with_x,
                                              const StrandAt& strand_at) const {
     for (int n = 0; n < walk.at.stages && !walk.ended(); ++n, walk.next()) {
       if (!owns(walk.at)) continue;
       ring_.read[walk.at.stage].wait(walk.at.phase ^ 1);
-      filler.fill_weights(walk, strand_at(walk.strand()));
+      const Strand strand = strand_at(walk.strand());
+      filler.fill_weights(walk, strand);
+      if (with_x) filler.fill_x(walk, strand);
     }
   }
 

@@ -178,7 +178,6 @@ TEST(StreamPlan, BoxesHoldEveryOutputOnceAndTheRingFits) {
                 std::int64_t{device.processors} * plan.sweeps * plan.box_rows[i];
             EXPECT_GE(held, outs[i]);
             EXPECT_LE(plan.box_rows[i], 256);  // of the copy engine
-            EXPECT_EQ(plan.first_row[i] % 8, 0);
             const int next = i + 1 < group.size() ? plan.first_row[i + 1] : plan.chunk_rows;
             EXPECT_GE(next - plan.first_row[i], plan.box_rows[i]);
           }
@@ -223,7 +222,8 @@ TEST(StreamPlan, ALayersLinearsStreamAsOneChain) {
         for (const auto& group : groups) {
           const LinearOrder order =
               linear_order(group[0].weight, DType::kBF16, group[0].num_leaves);
-          links.push_back({group, order});
+          const bool has_norm = links.size() == 1 || links.size() == 3;
+          links.push_back({group, order, has_norm});
         }
         const ChainPlan chain = plan_chain(links, device.processors, device.shared_bytes);
         EXPECT_TRUE(chain_streams(chain));
@@ -236,6 +236,12 @@ TEST(StreamPlan, ALayersLinearsStreamAsOneChain) {
           EXPECT_LE(plan.stage_bytes(), chain.ring.stage_bytes);
           EXPECT_LE(plan.tiles, chain.ring.max_tiles);
           EXPECT_LE(plan.multiplying_warps(), chain.ring.warps);
+          // Blocks that start late, or find factors, have no outputs where there are many.
+          const int idle = device.processors < 100 ? 0 : i == 0 ? 8 : links[i].has_norm ? 1 : 0;
+          for (std::size_t n = 0; n < groups[i].size(); ++n) {
+            EXPECT_GE((device.processors - idle) * plan.sweeps * plan.box_rows[n],
+                      groups[i][n].weight.out_features);
+          }
         }
         EXPECT_EQ(chain.ring.num_strands, strands);
         EXPECT_EQ(chain.ring.stages % turns, 0);
