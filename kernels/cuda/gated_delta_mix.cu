@@ -115,12 +115,12 @@ class Mixer {
     pending_ = a_.pending_rows[segment_.slot];
     stage_rows();
     const GdnGate gate = load_gate();
-    if (threadIdx.x == 0 && norms_row()) {
-      shared_.o_complete.arrive_and_expect(group_ * kMixDim * static_cast<int>(sizeof(float)));
-    }
     wait_for_copies();
     cluster_arrive();  // this block has begun, and has read what the others are going to overwrite
     __syncthreads();
+    if (threadIdx.x == 0 && norms_row()) {
+      shared_.o_complete.arrive_and_expect(group_ * kMixDim * static_cast<int>(sizeof(float)));
+    }
 
     const int rows = pending_ + segment_.num_rows;
 #pragma unroll 1

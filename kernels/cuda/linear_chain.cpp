@@ -29,7 +29,8 @@ bool takes_output_of(const ops::ResidualRmsNormArgs& norm, const LinearChain::Li
 ChainPlan LinearChain::plan_links(std::size_t count) const {
   ChainLink shapes[kChainMaxLinks];
   for (std::size_t i = 0; i < count; ++i) {
-    shapes[i] = {links_[i].linears(), links_[i].order, links_[i].norm.has_value()};
+    shapes[i] = {links_[i].linears(), links_[i].order, links_[i].norm.has_value(),
+                 i > 0 && !links_[i].follows};
   }
   return plan_chain({shapes, count}, backend_.limits().num_processors,
                     backend_.limits().shared_bytes_per_block);
@@ -49,15 +50,16 @@ void LinearChain::add_linears(std::span<const ops::LinearArgs> group, const Line
   std::copy(group.begin(), group.end(), link.group);
   link.count = group.size();
   link.order = order;
+  link.follows = count_ > 0 && !beside_last;
   link.norm = std::exchange(norm_, std::nullopt);
   links_[count_] = link;
   ChainPlan plan = plan_links(count_ + 1);
   if (count_ > 0 && !chain_streams(plan)) {  // together they leave the ring too few stages
     launch_links();
+    link.follows = false;
     links_[0] = link;
     plan = plan_links(1);
   }
-  links_[count_].follows = count_ > 0 && !beside_last;
   links_[count_].is_folded = count_ > 0 && link.norm.has_value();
   plan_ = plan;
   ++count_;

@@ -47,10 +47,10 @@ struct Work {
   // Makes it. By whole warps.
   __device__ __forceinline__ void fetch_factors() const {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
-    if (link.factor_round < 0) {
+    if (link.factor_link < 0) {
       wait_for_previous_kernel();
     } else {
-      ring.inputs[number].wait(0);  // before the ticket was written, too
+      ring.inputs[link.factor_link].wait(0);  // the ticket was written before
       if (lane == 0) {
         pass_gate(args.factor_gate, round_later(*ring.factor_ticket, link.factor_round));
       }
@@ -214,7 +214,7 @@ class Team {
   // y of the rows that the block has the gates of.
   __device__ __forceinline__ void silu_own_outputs(const Link& link) const {
     const int outs = link.plan.sweeps * link.plan.box_rows[0];
-    const int first = static_cast<int>(blockIdx.x) * outs;
+    const int first = (static_cast<int>(blockIdx.x) - link.plan.first_block) * outs;
     const int count = min(outs, link.silu.width - first);
     for (int i = static_cast<int>(threadIdx.x); i < count * args_.num_rows; i += threads_) {
       const int row = i / count;
@@ -315,8 +315,10 @@ __device__ __forceinline__ void run_consumer(const Args& args, const Ring& ring)
                     .link = link,
                     .ring = ring,
                     .place = RingPlace(args.ring, stages)};
-    consume_link<kCodes, kRowTiles>(work, warp);
-    stages += link.plan.num_stages(link.order.num_strands());
+    if (link.works()) {
+      consume_link<kCodes, kRowTiles>(work, warp);
+      stages += link.plan.num_stages(link.order.num_strands());
+    }
     if (i + 1 == args.num_links && !link.has_silu) return;
     team.finish_writing();
     if (!link.has_silu) continue;
@@ -413,29 +415,35 @@ Link make_link(const LinearChain::Link& from, const StreamPlan& plan, int row_ti
 
 // Where links have the factors of their rows from, and when their warps fetch them. They are used
 // when sums are complete; three quarters of the way they have long been there, and to wait for the
-// load delays nobody. A link of the same rows finds what its warps have fetched for the link
+// load delays nobody. A link of the same rows finds what the same warps have fetched for the link
 // before.
 void place_factors(std::span<Link> links) {
   int norms = 0;
-  const float* newest = nullptr;
-  int warps_with_newest = 0;
-  for (Link& link : links) {
+  int newest = -1;                      // link with a norm
+  const StreamPlan* fetched = nullptr;  // by whose warps, of the newest
+  for (int i = 0; i < static_cast<int>(links.size()); ++i) {
+    Link& link = links[static_cast<std::size_t>(i)];
     const StreamPlan& plan = link.plan;
     if (link.has_norm) {
       ++norms;
-      newest = link.row_factors;
-      warps_with_newest = 0;
+      newest = i;
+      fetched = nullptr;
     }
-    const bool has_factors = link.row_factors != nullptr;
-    link.factor_round = has_factors && link.row_factors == newest ? norms - 1 : -1;
-    const bool fetches =
-        has_factors && (link.factor_round < 0 || plan.multiplying_warps() > warps_with_newest);
-    link.factor_strand = fetches ? link.order.num_strands() * 3 / 4 / plan.turns * plan.turns : -1;
-    if (link.factor_round >= 0) {
-      warps_with_newest = std::max(warps_with_newest, plan.multiplying_warps());
-    } else if (has_factors) {
-      warps_with_newest = 0;  // other rows' are in their place
+    link.factor_link = link.factor_strand = -1;
+    if (link.row_factors == nullptr) continue;
+    if (newest >= 0 && link.row_factors == links[static_cast<std::size_t>(newest)].row_factors) {
+      link.factor_link = newest;
+      link.factor_round = norms - 1;
+    } else {
+      fetched = nullptr;  // others take their place
     }
+    if (fetched != nullptr && fetched->first_block == plan.first_block &&
+        fetched->num_blocks >= plan.num_blocks &&
+        fetched->multiplying_warps() >= plan.multiplying_warps()) {
+      continue;
+    }
+    link.factor_strand = link.order.num_strands() * 3 / 4 / plan.turns * plan.turns;
+    if (link.factor_link >= 0) fetched = &plan;
   }
 }
 

@@ -21,6 +21,8 @@ constexpr int kMaxTurns = 4;
 constexpr int kManyProcessors = 100;
 constexpr int kLateBlocks = 8;
 constexpr int kLateCodeBlocks = 24;
+constexpr int kSideBlocks = 4;
+constexpr int kSideShare = 32;
 constexpr std::size_t kTileAlignment = 1024;
 constexpr std::size_t kBarrierBytes = 8;
 constexpr std::size_t kNormBytes = (kNormWarps + 1) * sizeof(float);
@@ -29,24 +31,45 @@ std::int64_t divide_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1
 
 bool aligned16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
-// Blocks that a link's outputs are spread over, from the first one on. Those at the end have
-// nothing to multiply in the first link of a chain, because they start late, when the kernel before
-// leaves their processors (some 5 us on an H200; with codes more of them do); nor has the last one
-// behind a norm, because it finds a row's factor. That takes less time than it saves only where
-// many processors share much bandwidth.
-int working_blocks(const ChainLink& link, bool begins_chain, bool codes, int num_processors) {
-  if (num_processors < kManyProcessors) return num_processors;
-  if (link.has_norm) return num_processors - 1;
-  if (begins_chain) return num_processors - (codes ? kLateCodeBlocks : kLateBlocks);
-  return num_processors;
+std::int64_t num_outputs(const ChainLink& link) {
+  std::int64_t outs = 0;
+  for (const ops::LinearArgs& linear : link.group) outs += linear.weight.out_features;
+  return outs;
+}
+
+// Whether a link beside the one before is so small that a few blocks do it meanwhile.
+bool is_side_link(std::span<const ChainLink> links, std::size_t i) {
+  return i < links.size() && links[i].is_beside &&
+         num_outputs(links[i]) * kSideShare <= num_outputs(links[i - 1]);
+}
+
+// Spreads a link over blocks. Those at the end have none of the first link of a chain, because they
+// start late, when the kernel before leaves their processors (some 5 us on an H200; with codes more
+// of them do); nor has the last one behind a norm, because it finds a row's factor. That takes less
+// time than it saves only where many processors share much bandwidth.
+void choose_blocks(std::span<const ChainLink> links, std::size_t i, bool codes, int num_processors,
+                   StreamPlan& plan) {
+  plan.first_block = 0;
+  plan.num_blocks = num_processors;
+  if (num_processors < kManyProcessors) return;
+  if (is_side_link(links, i)) {
+    plan.first_block = num_processors - kSideBlocks;
+    plan.num_blocks = kSideBlocks;
+  } else if (is_side_link(links, i + 1)) {
+    plan.num_blocks -= kSideBlocks;
+  } else if (links[i].has_norm) {
+    plan.num_blocks -= 1;
+  } else if (i == 0 && links.size() > 1) {
+    plan.num_blocks -= codes ? kLateCodeBlocks : kLateBlocks;
+  }
 }
 
 // Boxes, their places and the tiles for a number of sweeps.
-void place_boxes(std::span<const ops::LinearArgs> group, int num_blocks, StreamPlan& plan) {
+void place_boxes(std::span<const ops::LinearArgs> group, StreamPlan& plan) {
   plan.chunk_rows = 0;
   for (std::size_t i = 0; i < group.size(); ++i) {
     const std::int64_t outs = group[i].weight.out_features;
-    const std::int64_t box = divide_up(outs, std::int64_t{num_blocks} * plan.sweeps);
+    const std::int64_t box = divide_up(outs, std::int64_t{plan.num_blocks} * plan.sweeps);
     plan.box_rows[i] = static_cast<int>(box);
     plan.first_row[i] = plan.chunk_rows;
     plan.chunk_rows += static_cast<int>(box);
@@ -154,10 +177,9 @@ ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
     plan.chunks = static_cast<int>(divide_up(order.strand_columns, plan.chunk_columns));
     plan.first_strand = first_strand;
     first_strand += order.num_strands() + kStreamSpareStrands;
-    const int blocks =
-        working_blocks(links[i], i == 0 && links.size() > 1, chain.codes, num_processors);
+    choose_blocks(links, i, chain.codes, num_processors, plan);
     for (;; ++plan.sweeps) {
-      place_boxes(group, blocks, plan);
+      place_boxes(group, plan);
       if (plan.tiles > kStreamMaxTiles) continue;
       size_stages(links[i], warps, x_tile_bytes, 0, 1, plan);
       // What the fewest rows take always fits, if not several times.

@@ -25,7 +25,7 @@ inline constexpr int kStreamWarps = 9;
 inline constexpr int kStreamCodeWarps = 18;
 
 // What a link takes of shared memory besides; the kernel checks it.
-inline constexpr std::size_t kStreamLinkBytes = 576;
+inline constexpr std::size_t kStreamLinkBytes = 592;
 
 // Strands that a link's table in shared memory has room for beyond the last, none of which exists.
 inline constexpr int kStreamSpareStrands = 8;
@@ -35,6 +35,8 @@ constexpr int stream_chunk_columns(ops::WeightFormat format) { return 8 * lane_c
 
 // A link's outputs, and what a stage of the ring holds of it.
 struct StreamPlan {
+  // Blocks that the outputs are spread over; the others skip the link.
+  int first_block = 0, num_blocks = 0;
   int sweeps = 1;  // over K, each for another part of a block's outputs
   // Of each linear: its outputs in a sweep, a box of the copy engine; where they lie in a stage.
   int box_rows[ops::kMaxLinearGroup] = {};
@@ -49,6 +51,9 @@ struct StreamPlan {
   int sum_levels = 1;    // of the tree of leaves, in shared memory
   int first_strand = 0;  // of the link, in the chain's table
 
+  constexpr bool works(int block) const {
+    return block >= first_block && block < first_block + num_blocks;
+  }
   constexpr int strand_stages() const { return (chunks + stage_chunks - 1) / stage_chunks; }
   constexpr int weight_bytes() const { return stage_chunks * chunk_rows * 128; }
   constexpr int stage_bytes() const { return weight_bytes() + x_bytes; }
@@ -85,7 +90,8 @@ struct ChainPlan {
 struct ChainLink {
   std::span<const ops::LinearArgs> group;
   LinearOrder order;
-  bool has_norm = false;
+  bool has_norm = false;   // of x, in the chain
+  bool is_beside = false;  // the link before reads the same x
 };
 
 // Whether x and the weight can be streamed at all: alignment for the copy engine, leaves of whole

@@ -29,7 +29,8 @@ struct alignas(16) Link {
   LinearOrder order;
   StreamPlan plan;
   const float* row_factors;  // [num_rows], of x; or nullptr
-  int factor_round;          // the norms before the one they come from; -1: it is not of the chain
+  int factor_link;           // the norm of which link they come from; -1: of none of the chain
+  int factor_round;          // the norms before that
   int factor_strand;         // of the first sweep, before which a warp fetches them; or -1
   bool follows;              // x may be what the link before has written
   bool has_silu;             // of the first two outputs, which have as many rows
@@ -39,6 +40,8 @@ struct alignas(16) Link {
   ops::SiluMulArgs silu;
 
   __device__ bool awaits_inputs() const { return has_norm || follows; }
+  // Whether this block has a part of it.
+  __device__ bool works() const { return plan.works(static_cast<int>(blockIdx.x)); }
 };
 
 struct LinkMaps {
@@ -197,7 +200,7 @@ class Filler {
     const int chunk = lane_ / link.num_outputs;
     const int output = lane_ - chunk * link.num_outputs;
     box_ = plan.box_rows[output];
-    row_ = static_cast<int>(blockIdx.x) * plan.sweeps * box_;
+    row_ = (static_cast<int>(blockIdx.x) - plan.first_block) * plan.sweeps * box_;
     outs_ =
         chunk < plan.stage_chunks ? static_cast<int>(link.outputs[output].weight.out_features) : 0;
     span_ = plan.stage_chunks * plan.chunk_columns;
@@ -279,6 +282,7 @@ class Producer {
   // The table of strands is not there yet.
   __device__ __forceinline__ void begin() {
     const Link& link = ring_.links[0];
+    if (!link.works()) return;
     begin_link(Walk(link, end_), Filler(link, args_.maps[0], ring_, args_.ring), false,
                [&](int strand) { return strand_of(link.order, strand); });
   }
@@ -293,10 +297,12 @@ class Producer {
       // Weights wait for nothing: the next link's fill what has been read of this one's.
       // So does the x of a link beside the one before.
       const bool has_x = i > 0 && !link.awaits_inputs();
-      if (i > 0) begin_link(walk, filler, has_x, [&](int strand) { return strands[strand]; });
+      if (i > 0 && link.works())
+        begin_link(walk, filler, has_x, [&](int strand) { return strands[strand]; });
       if (i == 0) wait_for_previous_kernel();
       if (link.awaits_inputs()) ring_.inputs[i].wait(0);
       publish_to_copies();
+      if (!link.works()) continue;
       for (int n = 0; n < walk.at.stages && !walk.ended(); ++n, walk.next()) {
         if (!has_x && owns(walk.at)) filler.fill_x(walk, strands[walk.strand()]);
       }

@@ -80,7 +80,8 @@ struct OutputRow {
     while (linear + 1 < link.num_outputs && stage_row >= plan.first_row[linear + 1]) ++linear;
     const int box = plan.box_rows[linear], row = stage_row - plan.first_row[linear];
     const std::int64_t outs = link.outputs[linear].weight.out_features;
-    out = (std::int64_t{blockIdx.x} * plan.sweeps + sweep) * box + row;
+    const int block = static_cast<int>(blockIdx.x) - plan.first_block;
+    out = (std::int64_t{block} * plan.sweeps + sweep) * box + row;
     exists = row < box && out < outs;
     out = min(out, outs - 1);
   }

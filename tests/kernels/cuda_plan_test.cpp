@@ -222,8 +222,10 @@ TEST(StreamPlan, ALayersLinearsStreamAsOneChain) {
         for (const auto& group : groups) {
           const LinearOrder order =
               linear_order(group[0].weight, DType::kBF16, group[0].num_leaves);
-          const bool has_norm = links.size() == 1 || links.size() == 3;
-          links.push_back({group, order, has_norm});
+          links.push_back({.group = group,
+                           .order = order,
+                           .has_norm = links.size() == 1 || links.size() == 3,
+                           .is_beside = links.size() == 4});
         }
         const ChainPlan chain = plan_chain(links, device.processors, device.shared_bytes);
         EXPECT_TRUE(chain_streams(chain));
@@ -236,13 +238,21 @@ TEST(StreamPlan, ALayersLinearsStreamAsOneChain) {
           EXPECT_LE(plan.stage_bytes(), chain.ring.stage_bytes);
           EXPECT_LE(plan.tiles, chain.ring.max_tiles);
           EXPECT_LE(plan.multiplying_warps(), chain.ring.warps);
-          // Blocks that start late, or find factors, have no outputs where there are many.
-          const int idle = device.processors < 100 ? 0 : i == 0 ? 8 : links[i].has_norm ? 1 : 0;
+          EXPECT_LE(plan.first_block + plan.num_blocks, device.processors);
           for (std::size_t n = 0; n < groups[i].size(); ++n) {
-            EXPECT_GE((device.processors - idle) * plan.sweeps * plan.box_rows[n],
+            EXPECT_GE(plan.num_blocks * plan.sweeps * plan.box_rows[n],
                       groups[i][n].weight.out_features);
           }
         }
+        // Where there are many blocks, those that start late or find factors have no outputs, and
+        // few do the small linears meanwhile.
+        const bool many = device.processors > 100;
+        EXPECT_EQ(chain.links[0].works(device.processors - 1), !many);
+        EXPECT_EQ(chain.links[1].works(device.processors - 1), !many);
+        EXPECT_TRUE(chain.links[2].works(device.processors - 1));
+        EXPECT_EQ(chain.links[3].works(device.processors - 1), !many);
+        EXPECT_TRUE(chain.links[4].works(device.processors - 1));
+        EXPECT_EQ(chain.links[4].works(0), !many);
         EXPECT_EQ(chain.ring.num_strands, strands);
         EXPECT_EQ(chain.ring.stages % turns, 0);
       }
