@@ -6,10 +6,15 @@
 //
 // Weights depend on no kernel and on no linear before. A kernel computes a chain of linears, with
 // the norms and gates between them, and the ring goes on filling with the next one's weights while
-// the last tiles of this one are multiplied, written and normed, until it is full: at a gate that
+// the last tiles of this one are multiplied and written, until it is full: at a gate that
 // all blocks pass together (device/grid_gate.cuh) memory pauses only after that. A block also fills
 // its ring as soon as it can start, which is while the kernel before, or those that one waits for,
 // are still running.
+//
+// A norm between two links costs no more than a gate. The first folds its outputs into the residual
+// stream and multiplies them with the norm's weight as it writes them; what needs the whole row,
+// its factor, is found by one block while the second link is under way, and multiplies that one's
+// sums (ops/rms_norm.h).
 //
 // The order of summation is linear_order()'s, in the instructions of linear_narrow.cu. Strands are
 // worked on by turns: with two turns the even strands belong to one warp of a tile, the odd ones to
@@ -18,12 +23,21 @@
 #include "kernels/cuda/device/grid_gate.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_kernels.h"
+#include "kernels/cuda/linear_stream_team.cuh"
 #include "kernels/cuda/linear_stream_tile.cuh"
 #include "kernels/cuda/tensor_map.h"
 
 namespace tandem::cuda {
 namespace stream {
 namespace {
+
+// Lanes that pass a tile on. One, behind a __syncwarp(), is enough, but compute-sanitizer's
+// racecheck does not see that the others are behind it: a build for that lets all do it.
+#ifdef TANDEM_RACECHECK
+constexpr int kPassingLanes = kWarp;
+#else
+constexpr int kPassingLanes = 1;
+#endif
 
 // What a warp that multiplies needs of a link.
 struct Work {
@@ -157,7 +171,7 @@ __device__ __forceinline__ void consume(const Work& work, int tile, int turn) {
       }
       if (turns > 1) {
         __syncwarp();
-        if (is_first_lane) passed[turn + 1 == turns ? 0 : turn + 1].arrive();
+        if (threadIdx.x % kWarp < kPassingLanes) passed[turn + 1 == turns ? 0 : turn + 1].arrive();
       }
       if constexpr (!S::kIsNibble) tree.advance(tree_place, turns);
     }
@@ -193,119 +207,11 @@ __device__ __forceinline__ void consume_link(const Work& work, int warp) {
   }
 }
 
-static_assert(kNormWarps <= kStreamWarps && kNormWarps <= kStreamCodeWarps);
-
-// The warps that multiply, all of them.
-class Team {
- public:
-  __device__ explicit Team(const Args& args)
-      : args_(args), threads_(args.ring.warps * kWarp), is_first_(threadIdx.x == 0) {}
-
-  __device__ __forceinline__ void sync() const {
-    asm volatile("bar.sync 1, %0;" ::"r"(threads_) : "memory");
-  }
-
-  // What they have written can be read by the block, and by whoever learns of it from here.
-  __device__ __forceinline__ void finish_writing() const {
-    publish_to_copies();
-    sync();
-  }
-
-  // y of the rows that the block has the gates of.
-  __device__ __forceinline__ void silu_own_outputs(const Link& link) const {
-    const int outs = link.plan.sweeps * link.plan.box_rows[0];
-    const int first = (static_cast<int>(blockIdx.x) - link.plan.first_block) * outs;
-    const int count = min(outs, link.silu.width - first);
-    for (int i = static_cast<int>(threadIdx.x); i < count * args_.num_rows; i += threads_) {
-      const int row = i / count;
-      const std::int64_t at = std::int64_t{row} * link.silu.width + first + (i - row * count);
-      const float gate = load_float(static_cast<const bf16*>(link.silu.gate) + at);
-      const float up = load_float(static_cast<const bf16*>(link.silu.up) + at);
-      store_float(silu(gate) * up, static_cast<bf16*>(link.silu.y) + at);
-    }
-  }
-
-  // Makes the link's x if nobody has, and tells the producers when all blocks have; the team may go
-  // ahead.
-  __device__ __forceinline__ void make_inputs(const Link& link, const Ring& ring,
-                                              Barrier& inputs) const {
-    if (link.has_norm && !link.is_folded) {
-      fold_share(link.norm);
-      finish_writing();
-    }
-    if (is_first_) {
-      pass_gate(args_.input_gate, arrive_at_gate(args_.input_gate));
-      inputs.arrive();
-    }
-    if (link.has_norm) find_factors(link.norm, ring, inputs);
-  }
-
- private:
-  // A block those of a row. Of the last blocks, because they have the fewest outputs.
-  __device__ __forceinline__ void find_factors(const ops::ResidualRmsNormArgs& a, const Ring& ring,
-                                               Barrier& inputs) const {
-    const int first_row = static_cast<int>(gridDim.x - 1 - blockIdx.x);
-    if (first_row >= a.num_rows || threadIdx.x >= kNormThreads) return;
-    const auto sync = [] { asm volatile("bar.sync 2, %0;" ::"n"(kNormThreads) : "memory"); };
-    inputs.wait(0);
-    for (int row = first_row; row < a.num_rows; row += static_cast<int>(gridDim.x)) {
-      const bf16* residual = static_cast<const bf16*>(a.residual) + std::int64_t{row} * a.width;
-      const auto read = [&](int i) { return RowAccess<true>::load(residual, i, a.width); };
-      HeldGroups held;
-#pragma unroll
-      for (int n = 0; n < kNormHeld; ++n) held.of[n] = read(held_element(n));
-      const float factor = row_factor(held, a.width, a.eps, read, ring.norm_sums, sync);
-      if (is_first_) a.row_factors[row] = factor;
-      if (row + static_cast<int>(gridDim.x) < a.num_rows) sync();  // the sums have been read
-    }
-    if (is_first_) {
-      const int blocks = min(a.num_rows, static_cast<int>(gridDim.x));
-      arrive_at_gate(args_.factor_gate, first_row == 0, blocks);
-    }
-  }
-
-  // This block's share of the elements, by the last threads: the first one has other things to do.
-  // Of a chain's first link, since others have been folded.
-  __device__ __forceinline__ void fold_share(const ops::ResidualRmsNormArgs& a) const {
-    using Access = RowAccess<true>;
-    const int row_groups = a.width / kNormGroup, groups = a.num_rows * row_groups;
-    const int share = (groups + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-    const int first = static_cast<int>(blockIdx.x) * share, end = min(first + share, groups);
-    const int thread = threads_ - 1 - static_cast<int>(threadIdx.x);
-    for (int n = first + thread; n < end; n += threads_) {
-      const std::int64_t row_begin = std::int64_t{n / row_groups} * a.width;
-      const int i = n % row_groups * kNormGroup;
-      const Four weight = Access::load(a.weight, i, a.width);
-      wait_for_previous_kernel();
-      bf16* residual = static_cast<bf16*>(a.residual) + row_begin;
-      Four v = Access::load(a.delta + row_begin, i, a.width);
-      if (a.update == ops::ResidualUpdate::kAdd) {
-        const Four old = Access::load(residual, i, a.width);
-#pragma unroll
-        for (int j = 0; j < kNormGroup; ++j) v.of[j] = old.of[j] + v.of[j];
-      }
-      v = Access::store(v, residual, i, a.width);
-#pragma unroll
-      for (int j = 0; j < kNormGroup; ++j) v.of[j] = v.of[j] * (1.0f + weight.of[j]);
-      Access::store(v, static_cast<bf16*>(a.y) + row_begin, i, a.width);
-    }
-    wait_for_previous_kernel();  // without a share, too: the gate is in use until then
-  }
-
-  const Args& args_;
-  int threads_;
-  bool is_first_;
-};
-
 template <bool kCodes, int kRowTiles>
 __device__ __forceinline__ void run_consumer(const Args& args, const Ring& ring) {
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   Team team(args);
-  if (threadIdx.x == 0) {
-    wait_for_previous_kernel();
-    // Nobody finds a factor before all blocks have come to the input gate of a norm.
-    *ring.factor_ticket = read_gate(args.factor_gate);
-  }
+  team.begin(ring);
   int stages = 0;
   for (int i = 0; i < args.num_links; ++i) {
     const Link& link = ring.links[i];
@@ -334,7 +240,8 @@ __device__ __forceinline__ void init_barriers(const Args& args, const Ring& ring
     ring.filled[lane].init(1);
     ring.read[lane].init(args.ring.max_tiles);
   }
-  for (int i = lane; i < args.num_links * args.ring.warps; i += kWarp) ring.passed[i].init(1);
+  for (int i = lane; i < args.num_links * args.ring.warps; i += kWarp)
+    ring.passed[i].init(kPassingLanes);
   if (lane < args.num_links) ring.inputs[lane].init(1);
   publish_barriers();
   publish_stores();

@@ -29,6 +29,10 @@ void residual_rms_norm(Backend& backend, const ResidualRmsNormArgs& args) {
   check_present(args.weight, "weight");
   check_present(args.y, "y");
   TANDEM_CHECK(args.y != args.residual && args.y != args.delta, "y aliases an input");
+  const void* factors = args.row_factors;
+  TANDEM_CHECK(factors == nullptr || (factors != args.delta && factors != args.weight &&
+                                      factors != args.residual && factors != args.y),
+               "row_factors alias another array");
   TANDEM_DISPATCH(residual_rms_norm, backend, args);
 }
 
