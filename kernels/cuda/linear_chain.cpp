@@ -17,13 +17,6 @@ bool makes_rows_of(const ops::ResidualRmsNormArgs& norm, const ops::LinearArgs& 
          (linear.num_rows == 1 || linear.x_stride == norm.width);
 }
 
-bool takes_output_of(const ops::ResidualRmsNormArgs& norm, const LinearChain::Link& link) {
-  const ops::LinearArgs& linear = link.group[0];
-  return link.count == 1 && linear.y == norm.delta && linear.y_dtype == DType::kF32 &&
-         linear.weight.out_features == norm.width && linear.num_rows == norm.num_rows &&
-         (linear.num_rows == 1 || linear.y_stride == norm.width);
-}
-
 }  // namespace
 
 ChainPlan LinearChain::plan_links(std::size_t count) const {
@@ -40,10 +33,10 @@ void LinearChain::add_linears(std::span<const ops::LinearArgs> group, const Line
                               bool beside_last) {
   const int num_rows = group.front().num_rows;
   if (norm_ && !makes_rows_of(*norm_, group.front())) launch();
-  // All links have as many rows. A norm that waits may begin the next chain, and must if it takes
-  // something else than the last link's output.
+  // All links have as many rows. A norm that waits may begin the next chain, and must if the last
+  // link cannot fold its output for it.
   if (count_ == kChainMaxLinks || (count_ > 0 && links_[0].group[0].num_rows != num_rows) ||
-      (count_ > 0 && norm_ && !takes_output_of(*norm_, links_[count_ - 1]))) {
+      (count_ > 0 && norm_ && !stream_folds(links_[count_ - 1].linears(), *norm_))) {
     launch_links();
   }
   Link link;

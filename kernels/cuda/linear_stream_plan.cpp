@@ -19,10 +19,10 @@ constexpr int kMinChainStages = 3;
 constexpr int kMaxStages = 16;
 constexpr int kMaxTurns = 4;
 constexpr int kManyProcessors = 100;
-constexpr int kLateBlocks = 8;
-constexpr int kLateCodeBlocks = 24;
+constexpr int kLateBlocks = 8;       // at a chain's start
+constexpr int kLateCodeBlocks = 24;  // with codes
 constexpr int kSideBlocks = 4;
-constexpr int kSideShare = 32;
+constexpr int kSideShare = 32;  // a side link has at most this part of the other one's outputs
 constexpr std::size_t kTileAlignment = 1024;
 constexpr std::size_t kBarrierBytes = 8;
 constexpr std::size_t kNormBytes = (kNormWarps + 1) * sizeof(float);
@@ -150,6 +150,14 @@ bool stream_serves(const LinearOrder& order, const ops::LinearArgs& args) {
   const int step = stream_chunk_columns(args.weight.format) / 2;
   if (order.leaf_columns % step != 0 || order.leaf_columns % 64 != 0) return false;
   return order.scale_columns == 0 || (order.scale_columns == 128 && order.leaf_columns % 128 == 0);
+}
+
+bool stream_folds(std::span<const ops::LinearArgs> group, const ops::ResidualRmsNormArgs& norm) {
+  const ops::LinearArgs& linear = group.front();
+  if (linear.x == norm.residual || linear.x == norm.y) return false;
+  return group.size() == 1 && linear.y == norm.delta && linear.y_dtype == DType::kF32 &&
+         linear.weight.out_features == norm.width && linear.num_rows == norm.num_rows &&
+         (linear.num_rows == 1 || linear.y_stride == norm.width);
 }
 
 ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "kernels/cuda/linear_plan.h"
+#include "kernels/ops/rms_norm.h"
 
 namespace tandem::cuda {
 
@@ -97,6 +98,11 @@ struct ChainLink {
 // Whether x and the weight can be streamed at all: alignment for the copy engine, leaves of whole
 // steps.
 bool stream_serves(const LinearOrder& order, const ops::LinearArgs& args);
+
+// Whether a link can fold its output into the residual stream for a norm behind it, while it writes
+// it: if that is its one output and the norm's delta, and the norm writes nothing that the link
+// reads, since other blocks may still be reading.
+bool stream_folds(std::span<const ops::LinearArgs> group, const ops::ResidualRmsNormArgs& norm);
 
 // For a block on every processor, of at most shared_limit_bytes. A chain of several links may have
 // too few stages to stream (chain_streams() is false); a single one can always be run.

@@ -294,8 +294,8 @@ class Producer {
       const Strand* strands = ring_.strands + link.plan.first_strand;
       const Filler filler(link, args_.maps[i], ring_, args_.ring);
       Walk walk(link, end_);
-      // Weights wait for nothing: the next link's fill what has been read of this one's.
-      // So does the x of a link beside the one before.
+      // Weights wait for nothing: the next link's fill what has been read of this one's. So does
+      // the x of a link beside the one before.
       const bool has_x = i > 0 && !link.awaits_inputs();
       if (i > 0 && link.works())
         begin_link(walk, filler, has_x, [&](int strand) { return strands[strand]; });

@@ -62,7 +62,8 @@ class Team {
   }
 
  private:
-  // A block those of a row. Of the last blocks, because they have the fewest outputs.
+  // A block those of a row. Of the last blocks, because they have the fewest outputs (the very last
+  // one none, choose_blocks()).
   __device__ __forceinline__ void find_factors(const ops::ResidualRmsNormArgs& a, const Ring& ring,
                                                Barrier& inputs) const {
     const int first_row = static_cast<int>(gridDim.x - 1 - blockIdx.x);

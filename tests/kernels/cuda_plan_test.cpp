@@ -2,6 +2,7 @@
 // Needs no GPU.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
 #include <tuple>
 #include <vector>
@@ -181,6 +182,7 @@ TEST(StreamPlan, BoxesHoldEveryOutputOnceAndTheRingFits) {
             const int next = i + 1 < group.size() ? plan.first_row[i + 1] : plan.chunk_rows;
             EXPECT_GE(next - plan.first_row[i], plan.box_rows[i]);
           }
+          EXPECT_EQ(plan.chunk_rows % 8, 0);  // where chunks begin, and swizzling anew
           EXPECT_LE(plan.tiles, kStreamMaxTiles);
           EXPECT_LE(plan.multiplying_warps(), chain.ring.warps);
           EXPECT_TRUE(chain_streams(chain));
@@ -196,6 +198,34 @@ TEST(StreamPlan, BoxesHoldEveryOutputOnceAndTheRingFits) {
       }
     }
   }
+}
+
+TEST(StreamPlan, OnlyALinearThatReadsNothingOfTheNormFoldsForIt) {
+  constexpr int kRows = 3, kWidth = 128;
+  std::uint16_t x[kRows * 256], residual[kRows * kWidth], normed[kRows * kWidth];
+  float delta[kRows * kWidth];
+  ops::LinearArgs linear = args_of(ops::WeightFormat::kBf16, kWidth, 256, kRows, 1);
+  linear.x = x;
+  linear.y = delta;
+  linear.y_dtype = DType::kF32;
+  linear.y_stride = kWidth;
+  const ops::ResidualRmsNormArgs norm{
+      .residual = residual, .delta = delta, .num_rows = kRows, .width = kWidth, .y = normed};
+  const auto folds = [&](const std::function<void(ops::LinearArgs&)>& change) {
+    ops::LinearArgs changed = linear;
+    change(changed);
+    return stream_folds({&changed, 1}, norm);
+  };
+  EXPECT_TRUE(folds([](ops::LinearArgs&) {}));
+  EXPECT_FALSE(folds([&](ops::LinearArgs& a) { a.x = normed; }));
+  EXPECT_FALSE(folds([&](ops::LinearArgs& a) { a.x = residual; }));
+  EXPECT_FALSE(folds([&](ops::LinearArgs& a) { a.y = delta + 1; }));
+  EXPECT_FALSE(folds([](ops::LinearArgs& a) { a.y_dtype = DType::kBF16; }));
+  EXPECT_FALSE(folds([](ops::LinearArgs& a) { a.y_stride += 1; }));
+  EXPECT_FALSE(folds([](ops::LinearArgs& a) { a.num_rows = 2; }));
+  EXPECT_FALSE(folds([](ops::LinearArgs& a) { a.weight.out_features = kWidth - 1; }));
+  const ops::LinearArgs two[] = {linear, linear};
+  EXPECT_FALSE(stream_folds(two, norm));
 }
 
 // The linears between a mixer and the next one, as a decoder layer has them.

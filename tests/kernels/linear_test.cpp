@@ -104,13 +104,7 @@ TEST(Linear, EqualsTheProductForAwkwardSizes) {
 auto rows_of(Backend& backend, const Array& pool, const Array& w, int outs, int columns,
              const std::function<int(int rows)>& leaves) {
   return [&backend, &pool, &w, outs, columns, leaves](const std::vector<int>& rows) {
-    std::vector<float> picked;
-    for (const int r : rows) {
-      const auto row =
-          pool.values(static_cast<std::size_t>(r * columns), static_cast<std::size_t>(columns));
-      picked.insert(picked.end(), row.begin(), row.end());
-    }
-    Array x(pool.dtype(), picked);
+    Array x(pool.dtype(), picked_rows(pool, static_cast<std::size_t>(columns), rows));
     Array y(DType::kF32, rows.size() * static_cast<std::size_t>(outs));
     const int num_rows = static_cast<int>(rows.size());
     ops::linear(backend, make_args({num_rows, outs, columns}, x, 0, w.data(),

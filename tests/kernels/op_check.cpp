@@ -198,6 +198,15 @@ std::string machine_dependence(const std::function<std::vector<float>(Backend&)>
   return result;
 }
 
+std::vector<float> picked_rows(const Array& pool, std::size_t width, const std::vector<int>& rows) {
+  std::vector<float> picked;
+  for (const int r : rows) {
+    const auto row = pool.values(static_cast<std::size_t>(r) * width, width);
+    picked.insert(picked.end(), row.begin(), row.end());
+  }
+  return picked;
+}
+
 std::string batch_dependence(
     int pool, const std::function<std::vector<float>(const std::vector<int>& rows)>& op) {
   std::vector<std::vector<float>> alone;

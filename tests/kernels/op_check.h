@@ -98,6 +98,9 @@ std::string first_difference(const std::vector<float>& a, const std::vector<floa
 // the GPU; "" when all agree.
 std::string machine_dependence(const std::function<std::vector<float>(Backend&)>& op);
 
+// Rows of `pool` [., width], one after the other.
+std::vector<float> picked_rows(const Array& pool, std::size_t width, const std::vector<int>& rows);
+
 // `op` computes the rows of a pool that are named, in that order, and returns their values one
 // after the other. Compares each row alone with the same row in random batches of many sizes; ""
 // when a row's value never changes.

@@ -94,11 +94,7 @@ TEST(RmsNorm, RowsDependOnNothingElse) {
     const Array pool(DType::kBF16, random_normal(3, 20 * n));
     Array w(DType::kF32, random_normal(2, n, 0.2f));
     const auto op = [&](Backend& backend, const std::vector<int>& rows) {
-      std::vector<float> picked;
-      for (const int r : rows) {
-        const auto row = pool.values(static_cast<std::size_t>(r) * n, n);
-        picked.insert(picked.end(), row.begin(), row.end());
-      }
+      const std::vector<float> picked = picked_rows(pool, n, rows);
       Array x(DType::kBF16, picked), y(DType::kF32, picked.size());
       ops::rms_norm(backend, {.x = x.data(),
                               .x_stride = width,
@@ -284,11 +280,7 @@ TEST(ResidualRmsNorm, RowsAndTheirFactorsDependOnNothingElse) {
     const Array pool(DType::kF32, random_normal(3, 20 * n));
     Array w(DType::kF32, random_normal(2, n, 0.2f));
     const auto op = [&](Backend& backend, const std::vector<int>& rows) {
-      std::vector<float> picked;
-      for (const int r : rows) {
-        const auto row = pool.values(static_cast<std::size_t>(r) * n, n);
-        picked.insert(picked.end(), row.begin(), row.end());
-      }
+      const std::vector<float> picked = picked_rows(pool, n, rows);
       Array delta(DType::kF32, picked), residual(DType::kBF16, picked);
       Array y(DType::kBF16, picked.size()), factors(DType::kF32, rows.size());
       ops::residual_rms_norm(backend, {.residual = residual.data(),
@@ -516,6 +508,22 @@ TEST(Rowwise, RefuseArgumentsThatCannotBeRight) {
   EXPECT_THROW(
       ops::cast(*backend, {.x = x.floats(), .count = 4, .y = y.data(), .y_dtype = DType::kF16}),
       Error);
+  Array residual(DType::kBF16, 8), normed(DType::kBF16, 8), weight(DType::kF32, 8);
+  Array delta(DType::kF32, random_normal(1, 8)), factors(DType::kF32, 2);
+  const auto norm = [&](float* row_factors) {
+    ops::residual_rms_norm(*backend, {.residual = residual.data(),
+                                      .delta = delta.floats(),
+                                      .update = ops::ResidualUpdate::kReplace,
+                                      .weight = weight.floats(),
+                                      .num_rows = 2,
+                                      .width = 4,
+                                      .y = normed.data(),
+                                      .row_factors = row_factors});
+  };
+  EXPECT_NO_THROW(norm(factors.floats()));
+  for (Array* other : {&residual, &delta, &weight, &normed}) {
+    EXPECT_THROW(norm(other->floats()), Error);
+  }
   const std::int32_t row = 0;
   EXPECT_THROW(ops::gather_rows(*backend, {.x = x.data(),
                                            .rows = &row,

@@ -41,7 +41,7 @@ __device__ __forceinline__ uint32_t round_later(uint32_t ticket, int openings) {
   return ticket + (static_cast<uint32_t>(openings) << kGateBits);
 }
 
-// Returns once every block has come.
+// Returns once every block has come that is to.
 __device__ __forceinline__ void pass_gate(const uint32_t* gate, uint32_t ticket) {
   uint32_t now;
   do {
