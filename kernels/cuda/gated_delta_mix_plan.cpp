@@ -29,4 +29,10 @@ bool mixes_at_once(const ops::GatedDeltaMixArgs& args) {
                   norm.z});
 }
 
+bool mixes_by_heads(const ops::GatedDeltaMixArgs& args, int num_processors) {
+  const std::int64_t blocks =
+      std::int64_t{args.rule.batch.num_segments} * args.rule.shape.num_v_heads;
+  return blocks >= std::int64_t{2} * num_processors;
+}
+
 }  // namespace tandem::cuda

@@ -6,10 +6,8 @@
 
 namespace tandem::cuda {
 
-// A cluster works on one key head of one segment: each of its blocks on a strip of 16 columns of
-// every value head, a warp to a head. Block r norms the segment's row r.
-inline constexpr int kMixBlocks = 8;  // of a cluster
-inline constexpr int kMixColumns = 16;
+inline constexpr int kMixBlocks = 8;                      // strips of a head, of 16 columns each
+inline constexpr int kMixColumns = 16;                    // that a warp works on
 inline constexpr int kMixDim = kMixBlocks * kMixColumns;  // of keys and of values, in known models
 inline constexpr int kMixMaxGroup = 4;                    // value heads of a key head
 inline constexpr int kMixMaxRows = kMixBlocks;            // of a segment
@@ -17,5 +15,9 @@ inline constexpr int kMixTaps = 4;                        // of the convolution
 
 // Otherwise three operators do it.
 bool mixes_at_once(const ops::GatedDeltaMixArgs& args);
+
+// Whether a block to each value head of each segment gives the processors two blocks each, as many
+// as fit. Otherwise a block works on a strip of all value heads of a key head.
+bool mixes_by_heads(const ops::GatedDeltaMixArgs& args, int num_processors);
 
 }  // namespace tandem::cuda

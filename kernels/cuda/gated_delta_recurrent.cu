@@ -1,6 +1,7 @@
 // The gated delta rule row by row, for generated rows of any shape; most rounds of known models are
-// gated_delta_mix.cu's. A lane's columns of the state are read once, all loads under way together,
-// replayed rows are applied, they are stored, and the new rows run on what the registers hold.
+// gated_delta_mix_*.cu's. A lane's columns of the state are read once, all loads under way
+// together, replayed rows are applied, they are stored, and the new rows run on what the registers
+// hold.
 //
 // Everything that the rows of a round bring - keys, queries, values, gates, of replayed and of new
 // rows - is loaded while the state is on its way: a round waits for memory once, not once a row.

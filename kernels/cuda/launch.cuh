@@ -41,26 +41,36 @@ void launch(const CudaBackend& backend, void (*kernel)(Parameters...), dim3 grid
   TANDEM_CHECK_CUDA(cudaGetLastError());
 }
 
-// The same for a kernel that calls wait_for_previous_kernel() (device/dependency.cuh) before it
-// touches anything that a kernel has written: it may begin while the one before is ending.
+// launch_overlapping() in clusters of cluster_blocks along x; 0: as the kernel itself says.
 template <class... Parameters, class... Arguments>
-void launch_overlapping(const CudaBackend& backend, void (*kernel)(Parameters...), dim3 grid,
-                        dim3 block, std::size_t shared_bytes, Arguments... arguments) {
+void launch_overlapping_clusters(const CudaBackend& backend, unsigned cluster_blocks,
+                                 void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                                 std::size_t shared_bytes, Arguments... arguments) {
   allow_shared_bytes(kernel, shared_bytes);
-  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchAttribute attributes[3]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   // Kernels share a processor only while it divides its memory alike for both.
   attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
   attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  attributes[2].id = cudaLaunchAttributeClusterDimension;
+  attributes[2].val.clusterDim = {cluster_blocks, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = backend.stream();
   config.attrs = attributes;
-  config.numAttrs = 2;
+  config.numAttrs = cluster_blocks > 0 ? 3 : 2;
   TANDEM_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+// The same for a kernel that calls wait_for_previous_kernel() (device/dependency.cuh) before it
+// touches anything that a kernel has written: it may begin while the one before is ending.
+template <class... Parameters, class... Arguments>
+void launch_overlapping(const CudaBackend& backend, void (*kernel)(Parameters...), dim3 grid,
+                        dim3 block, std::size_t shared_bytes, Arguments... arguments) {
+  launch_overlapping_clusters(backend, 0, kernel, grid, block, shared_bytes, arguments...);
 }
 
 __host__ __device__ constexpr std::int64_t divide_up(std::int64_t n, std::int64_t unit) {

@@ -168,8 +168,8 @@ ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
   });
   const int warps = chain.codes ? kStreamCodeWarps : kStreamWarps;
   // Some memory is left for the kernel between two chains, so that it can start beside either
-  // (gated_delta_mix.cu takes 32 KB); with codes registers would not do. More than half is taken in
-  // any case: of two blocks on one processor, another one would lack its own.
+  // (gated_delta_mix_strips.cu takes 32 KB); with codes registers would not do. More than half is
+  // taken in any case: of two blocks on one processor, another one would lack its own.
   if (!chain.codes) shared_limit_bytes = shared_limit_bytes / 16 * 13;
   const int row_tiles = links.front().group.front().num_rows <= kLinearTileRows ? 1 : 2;
   const int x_tile_bytes = row_tiles * kLinearTileRows * kTileRowBytes;

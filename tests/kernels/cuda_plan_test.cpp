@@ -59,6 +59,23 @@ TEST(MixPlan, KnownModelsFit) {
   }
 }
 
+// A whole head to a block where there are two for every processor.
+TEST(MixPlan, ManySequencesAreMixedByHeads) {
+  constexpr int kHopper = 132;
+  const auto by_heads = [](int segments, int ranks) {
+    ops::GatedDeltaMixArgs args;
+    args.rule.batch.num_segments = segments;
+    args.rule.shape = {
+        .num_k_heads = 16 / ranks, .num_v_heads = 48 / ranks, .k_dim = 128, .v_dim = 128};
+    return mixes_by_heads(args, kHopper);
+  };
+  EXPECT_FALSE(by_heads(1, 1));
+  EXPECT_FALSE(by_heads(4, 1));
+  EXPECT_TRUE(by_heads(8, 1));
+  EXPECT_FALSE(by_heads(8, 2));
+  EXPECT_TRUE(by_heads(16, 2));
+}
+
 ops::LinearWeight bf16_weight(std::int64_t outs, std::int64_t columns) {
   return {.format = ops::WeightFormat::kBf16, .out_features = outs, .in_features = columns};
 }

@@ -73,6 +73,16 @@ __device__ __forceinline__ void publish_to_copies() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
+// Bytes side by side, a multiple of 16, from and to addresses that are.
+__device__ __forceinline__ void copy_bytes(const void* from, int bytes, void* to,
+                                           Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+      : "memory");
+}
+
 // The box of `map` that begins at (column, row); what lies outside the matrix arrives as zeros, and
 // counts as bytes all the same.
 __device__ __forceinline__ void copy_tile(const CUtensorMap& map, int column, int row, void* tile,
