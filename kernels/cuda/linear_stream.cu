@@ -215,7 +215,7 @@ __device__ __forceinline__ void run_consumer(const Args& args, const Ring& ring)
   int stages = 0;
   for (int i = 0; i < args.num_links; ++i) {
     const Link& link = ring.links[i];
-    if (link.awaits_inputs()) team.make_inputs(link, ring, ring.inputs[i]);
+    if (link.awaits_inputs()) team.make_inputs(link, i, ring);
     const Work work{.args = args,
                     .number = i,
                     .link = link,
@@ -242,7 +242,10 @@ __device__ __forceinline__ void init_barriers(const Args& args, const Ring& ring
   }
   for (int i = lane; i < args.num_links * args.ring.warps; i += kWarp)
     ring.passed[i].init(kPassingLanes);
-  if (lane < args.num_links) ring.inputs[lane].init(1);
+  if (lane < args.num_links) {
+    ring.arrived[lane].init(1);
+    ring.inputs[lane].init(1);
+  }
   publish_barriers();
   publish_stores();
 }

@@ -20,12 +20,12 @@ constexpr int kMaxStages = 16;
 constexpr int kMaxTurns = 4;
 constexpr int kManyProcessors = 100;
 constexpr int kLateBlocks = 8;       // at a chain's start
-constexpr int kLateCodeBlocks = 24;  // with codes
+constexpr int kLateCodeBlocks = 40;  // with codes
 constexpr int kSideBlocks = 4;
 constexpr int kSideShare = 32;  // a side link has at most this part of the other one's outputs
 constexpr std::size_t kTileAlignment = 1024;
 constexpr std::size_t kBarrierBytes = 8;
-constexpr std::size_t kNormBytes = (kNormWarps + 1) * sizeof(float);
+constexpr std::size_t kTicketBytes = sizeof(std::uint32_t);
 
 std::int64_t divide_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
 
@@ -121,9 +121,10 @@ RingPlan plan_ring(std::span<const StreamPlan> links, std::span<const ChainLink>
                               kLinearTileOuts * kTileRowBytes);
   const std::size_t fixed =
       kTileAlignment + static_cast<std::size_t>(ring.table_bytes) +
-      kBarrierBytes * (2 * kMaxStages + links.size() * static_cast<std::size_t>(warps + 1)) +
-      sizeof(float) * static_cast<std::size_t>(ring.sum_floats + warps * kStreamMaxRows) +
-      kNormBytes;
+      kBarrierBytes * (2 * kMaxStages + links.size() * static_cast<std::size_t>(warps + 2)) +
+      sizeof(float) *
+          static_cast<std::size_t>(ring.sum_floats + warps * kStreamMaxRows + kNormWarps) +
+      kTicketBytes * (links.size() + 1);
   const std::size_t room = shared_limit_bytes > fixed ? shared_limit_bytes - fixed : 0;
   ring.stages = static_cast<int>(
       std::min<std::size_t>(room / static_cast<std::size_t>(ring.stage_bytes), kMaxStages));

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device/copy_engine.cuh"
 #include "kernels/cuda/device/dependency.cuh"
+#include "kernels/cuda/device/grid_gate.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/weights.cuh"
 #include "kernels/cuda/linear_stream_plan.h"
@@ -97,7 +98,9 @@ struct Ring {
   Barrier* filled;          // [stages]
   Barrier* read;            // [stages], by max_tiles
   Barrier* passed;          // [links][tiles][turns]: the tile's sums are this turn's to add to
-  Barrier* inputs;          // [links]: x can be read
+  Barrier* arrived;         // [links]: the block has come to the gate before x
+  Barrier* inputs;          // [links]: all blocks have, x can be read
+  uint32_t* input_tickets;  // [links], of that gate
   uint32_t* factor_ticket;  // of the chain's first norm
   Strand* strands;          // [links][num_strands + kStreamSpareStrands]
   Link* links;              // a copy of the arguments
@@ -115,8 +118,10 @@ struct Ring {
     filled = reinterpret_cast<Barrier*>(norm_sums + kNormWarps);
     read = filled + plan.stages;
     passed = read + plan.stages;
-    inputs = passed + args.num_links * plan.warps;
-    factor_ticket = reinterpret_cast<uint32_t*>(inputs + args.num_links);
+    arrived = passed + args.num_links * plan.warps;
+    inputs = arrived + args.num_links;
+    input_tickets = reinterpret_cast<uint32_t*>(inputs + args.num_links);
+    factor_ticket = input_tickets + args.num_links;
   }
 };
 
@@ -300,7 +305,7 @@ class Producer {
       if (i > 0 && link.works())
         begin_link(walk, filler, has_x, [&](int strand) { return strands[strand]; });
       if (i == 0) wait_for_previous_kernel();
-      if (link.awaits_inputs()) ring_.inputs[i].wait(0);
+      if (link.awaits_inputs()) await_inputs(i);
       publish_to_copies();
       if (!link.works()) continue;
       for (int n = 0; n < walk.at.stages && !walk.ended(); ++n, walk.next()) {
@@ -318,6 +323,19 @@ class Producer {
   }
 
  private:
+  // Passes the gate for the block. Here, because a warp that multiplies asks for its first scales
+  // meanwhile, and nothing is left to fill.
+  __device__ __forceinline__ void await_inputs(int link) const {
+    if (number_ == 0) {
+      ring_.arrived[link].wait(0);
+      if (threadIdx.x % kWarp == 0) {
+        pass_gate(args_.input_gate, ring_.input_tickets[link]);
+        ring_.inputs[link].arrive();
+      }
+    }
+    ring_.inputs[link].wait(0);
+  }
+
   template <class StrandAt>
   __device__ __forceinline__ void begin_link(Walk walk, const Filler& filler, bool with_x,
                                              const StrandAt& strand_at) const {

@@ -46,17 +46,20 @@ class Team {
     }
   }
 
-  // Makes the link's x if nobody has, and tells the producers when all blocks have; the team may go
+  // Makes the link's x if nobody has, and tells the producers, which pass the gate; the team may go
   // ahead.
-  __device__ __forceinline__ void make_inputs(const Link& link, const Ring& ring,
-                                              Barrier& inputs) const {
+  __device__ __forceinline__ void make_inputs(const Link& link, int number,
+                                              const Ring& ring) const {
+    Barrier& inputs = ring.inputs[number];
     if (link.has_norm && !link.is_folded) {
       fold_share(link.norm);
       finish_writing();
     }
     if (is_first_) {
-      pass_gate(args_.input_gate, arrive_at_gate(args_.input_gate));
-      inputs.arrive();
+      ring.input_tickets[number] = arrive_at_gate(args_.input_gate);
+      ring.arrived[number].arrive();
+      // Without stages to wait for it would come to the next gate before this one has opened.
+      if (!link.works()) inputs.wait(0);
     }
     if (link.has_norm) find_factors(link.norm, ring, inputs);
   }

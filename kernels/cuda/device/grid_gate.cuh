@@ -23,7 +23,6 @@ inline constexpr int kGateBits = 16;
 // ticket for pass_gate().
 __device__ __forceinline__ uint32_t arrive_at_gate(uint32_t* gate, bool is_first, int blocks) {
   const uint32_t weight = is_first ? (1u << kGateBits) - static_cast<uint32_t>(blocks - 1) : 1u;
-  __threadfence();
   return add_in_order(gate, weight);
 }
 __device__ __forceinline__ uint32_t arrive_at_gate(uint32_t* gate) {
@@ -47,7 +46,6 @@ __device__ __forceinline__ void pass_gate(const uint32_t* gate, uint32_t ticket)
   do {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(gate) : "memory");
   } while ((now ^ ticket) >> kGateBits == 0);
-  __threadfence();
 }
 
 }  // namespace tandem::cuda
