@@ -69,17 +69,22 @@ class StateColumns {
     return lane % kLaneGroups * kLaneColumns;
   }
 
-  // `from`: the lane's first key and column.
+  // `from`, `to`: the lane's first key and column, in memory, where a state is needed once a round:
+  // caches had better keep what else they have (ld.cs, st.cs).
   __device__ __forceinline__ void load(const float* from, int v_dim, bool exists) {
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
-      s_[i] = exists ? widen4(from + i * v_dim) : make_float4(0, 0, 0, 0);
+      s_[i] = exists ? __ldcs(reinterpret_cast<const float4*>(from + i * v_dim))
+                     : make_float4(0, 0, 0, 0);
     }
   }
-
+  __device__ __forceinline__ void load_shared(const float* from, int v_dim) {
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) s_[i] = widen4(from + i * v_dim);
+  }
   __device__ __forceinline__ void store(float* to, int v_dim) const {
 #pragma unroll
-    for (int i = 0; i < kLaneKeys; ++i) *reinterpret_cast<float4*>(to + i * v_dim) = s_[i];
+    for (int i = 0; i < kLaneKeys; ++i) __stcs(reinterpret_cast<float4*>(to + i * v_dim), s_[i]);
   }
 
   // One row; its outputs, unless it is replayed. k, q: padded rows in shared memory.

@@ -212,9 +212,8 @@ class MixBlock {
     return make_float4(to_float(y.at[0]), to_float(y.at[1]), to_float(y.at[2]), to_float(y.at[3]));
   }
 
-  // Key or query of a row, at unit length, into place i. By one warp.
-  __device__ __forceinline__ void prepare_key(int row, int i, bool is_query) {
-    const float4 x = channels_of(row, (is_query ? 0 : kMixDim) + lane_ * 4);
+  // Key or query of a row, at unit length, into place i. By one warp, four channels a lane.
+  __device__ __forceinline__ void keep_key(const float4& x, int i, bool is_query) {
     const float unit = unit_factor(add_squares(x, 0));
     float* to = is_query ? shared_.q[i] : shared_.k[i];
     *reinterpret_cast<float4*>(to + padded_place(lane_ * 4)) =

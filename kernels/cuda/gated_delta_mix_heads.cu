@@ -74,18 +74,18 @@ class HeadMixer : HeadBlock<T> {
     __syncthreads();
 
     const int rows = pending_ + segment_.num_rows;
-    prepare(0, min(kMixRowsAtOnce, rows));
-    __syncthreads();
-    head_.loaded.wait(0);
-    s_.load(&head_.state[keys_].of[0][column_], kMixDim, true);
     float* columns = state + keys_ * kLaneKeys * kMixDim + column_;
 #pragma unroll 1
     for (int row = 0; row < rows; ++row) {
       const int i = row % kMixRowsAtOnce;
-      if (row > 0 && i == 0) {
-        __syncthreads();  // keys and queries before have been used
+      if (i == 0) {
+        if (row > 0) __syncthreads();  // keys and queries before have been used
         prepare(row, min(kMixRowsAtOnce, rows - row));
         __syncthreads();
+      }
+      if (row == 0) {
+        head_.loaded.wait(0);
+        s_.load_shared(&head_.state[keys_].of[0][column_], kMixDim);
       }
       step(row, i, columns);
     }
@@ -107,7 +107,7 @@ class HeadMixer : HeadBlock<T> {
     head_.loaded.arrive_and_expect(kMixLanesOfColumn * kBytes);
 #pragma unroll 1
     for (int part = 0; part < kMixLanesOfColumn; ++part, from += kLaneKeys * kMixDim) {
-      copy_bytes(from, kBytes, head_.state[part].of, head_.loaded);
+      copy_bytes(from, kBytes, head_.state[part].of, head_.loaded, cache_policy(Keep::kBriefly));
     }
   }
 
@@ -117,13 +117,11 @@ class HeadMixer : HeadBlock<T> {
     const int replayed = min(max(pending_ - first, 0), n), fresh = n - replayed;
 #pragma unroll 1
     for (int vector = warp_; vector < n + 2 * fresh; vector += warps_) {
-      if (vector >= n + fresh) {
-        this->channels_of(first + vector - 2 * fresh, kKeyChannels + lane_ * 4);
-      } else {
-        const bool is_query = vector >= n;
-        const int i = is_query ? replayed + vector - n : vector;
-        this->prepare_key(first + i, i, is_query);
-      }
+      const bool is_value = vector >= n + fresh, is_query = !is_value && vector >= n;
+      const int i = is_value ? vector - 2 * fresh : is_query ? vector - fresh : vector;
+      const int c = is_value ? kKeyChannels : is_query ? 0 : kMixDim;
+      const float4 x = this->channels_of(first + i, c + lane_ * 4);
+      if (!is_value) this->keep_key(x, i, is_query);
     }
   }
 

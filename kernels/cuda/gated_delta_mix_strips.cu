@@ -92,16 +92,17 @@ class StripMixer : StripBlock<T> {
   // queries of new rows. A warp takes its head's values of all rows, then a vector at a time.
   __device__ void prepare(int first, int n) {
     const int replayed = min(max(pending_ - first, 0), n);
-    const int of_values = lane_ / 4;
-    if (of_values >= replayed && of_values < n) {
-      this->channels_of(first + of_values, value_channel_ + lane_ % 4 * 4);
-    }
     const int vectors = n + n - replayed;
+    // One loop: what it calls is long, and fetched from memory once a layer.
 #pragma unroll 1
-    for (int vector = warp_; vector < vectors; vector += warps_) {
-      const bool is_query = vector >= n;
-      const int i = is_query ? replayed + vector - n : vector;
-      this->prepare_key(first + i, i, is_query);
+    for (int vector = warp_ - warps_; vector < vectors; vector += warps_) {
+      const bool is_value = vector < 0, is_query = vector >= n;
+      const int i = is_value ? lane_ / 4 : is_query ? replayed + vector - n : vector;
+      const int c =
+          is_value ? value_channel_ + lane_ % 4 * 4 : (is_query ? 0 : kMixDim) + lane_ * 4;
+      float4 x = make_float4(0, 0, 0, 0);
+      if (!is_value || (i >= replayed && i < n)) x = this->channels_of(first + i, c);
+      if (!is_value) this->keep_key(x, i, is_query);
     }
   }
 

@@ -73,13 +73,23 @@ __device__ __forceinline__ void publish_to_copies() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
+// How long the second-level cache is to keep what a copy reads. What is read once displaces nothing
+// else there, neither code nor arguments.
+enum class Keep { kAsUsual, kBriefly };
+__device__ __forceinline__ uint64_t cache_policy(Keep keep) {
+  uint64_t usual, brief;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(usual));
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(brief));
+  return keep == Keep::kBriefly ? brief : usual;
+}
+
 // Bytes side by side, a multiple of 16, from and to addresses that are.
-__device__ __forceinline__ void copy_bytes(const void* from, int bytes, void* to,
-                                           Barrier& barrier) {
+__device__ __forceinline__ void copy_bytes(const void* from, int bytes, void* to, Barrier& barrier,
+                                           uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(&barrier)), "l"(policy)
       : "memory");
 }
 
@@ -91,6 +101,16 @@ __device__ __forceinline__ void copy_tile(const CUtensorMap& map, int column, in
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
       "%3}], [%4];" ::"r"(shared_address(tile)),
       "l"(reinterpret_cast<uint64_t>(&map)), "r"(column), "r"(row), "r"(shared_address(&barrier))
+      : "memory");
+}
+
+__device__ __forceinline__ void copy_tile(const CUtensorMap& map, int column, int row, void* tile,
+                                          Barrier& barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(tile)),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(column), "r"(row), "r"(shared_address(&barrier)),
+      "l"(policy)
       : "memory");
 }
 
