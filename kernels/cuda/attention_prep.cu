@@ -41,27 +41,41 @@ __device__ void store_head(const HeadValues& values, int dim, T* y) {
   for_each_dim(dim, [&](int i, int j) { store_float(values[j], y + i); });
 }
 
-// values = rotate(norm(x)) of one head; `normed` is the warp's shared memory.
-template <class T>
-__device__ void norm_and_rotate(const ops::AttentionPrepArgs& a, const T* x, const float* weight,
-                                float position, float* normed, HeadValues& values) {
-  const int dim = a.pages.head_dim;
-  load_head(x, dim, values);
+// What norms and rotates a head and no kernel writes: in registers before the row is there.
+struct HeadWeights {
+  HeadValues norm;
+  float inv_freq;  // of pair `lane`
+
+  __device__ HeadWeights(const ops::AttentionPrepArgs& a, const float* weight) {
+    const int pair = static_cast<int>(threadIdx.x % kWarp);
+    load_head(weight, a.pages.head_dim, norm);
+    inv_freq = pair < a.rotary_dim / 2 ? a.inv_freq[pair] : 0.0f;
+  }
+};
+
+// values = rotate(norm(values)) of one head; `normed` is the warp's shared memory.
+__device__ __forceinline__ void norm_and_rotate(const ops::AttentionPrepArgs& a,
+                                                const HeadWeights& weights, float position,
+                                                float* normed, HeadValues& values) {
+  const int dim = a.pages.head_dim, lane = static_cast<int>(threadIdx.x % kWarp);
   float squares = 0;
   for_each_dim(dim, [&](int, int j) { squares = fmaf(values[j], values[j], squares); });
   const float scale = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(dim) + a.eps);
-  for_each_dim(dim, [&](int i, int j) { normed[i] = values[j] * scale * (1.0f + weight[i]); });
+  for_each_dim(dim,
+               [&](int i, int j) { normed[i] = values[j] * scale * (1.0f + weights.norm[j]); });
   __syncwarp();
   const int half = a.rotary_dim / 2;
-  for_each_dim(dim, [&](int i, int j) {
-    values[j] = normed[i];
-    if (i >= a.rotary_dim) return;
-    const int pair = i < half ? i : i - half;
+  // A loop: sine and cosine are long, and fetched from memory once a layer.
+#pragma unroll 1
+  for (int pair = lane; pair < half; pair += kWarp) {
     float sine, cosine;
-    sincosf(position * a.inv_freq[pair], &sine, &cosine);
+    sincosf(position * (pair == lane ? weights.inv_freq : a.inv_freq[pair]), &sine, &cosine);
     const float low = normed[pair], high = normed[pair + half];
-    values[j] = i < half ? low * cosine - high * sine : high * cosine + low * sine;
-  });
+    normed[pair] = low * cosine - high * sine;
+    normed[pair + half] = high * cosine + low * sine;
+  }
+  __syncwarp();
+  for_each_dim(dim, [&](int i, int j) { values[j] = normed[i]; });
 }
 
 // One head of one entry into a plane of pages.
@@ -87,40 +101,47 @@ __device__ void store_entry(const ops::KvPages& pages, void* plane, float* scale
   }
 }
 
+// Whose head a warp prepares.
+enum class HeadOf { kQuery, kKey, kValue };
+
 template <class T, class TPage>
-__global__ void __launch_bounds__(kWarps* kWarp) attention_prep_kernel(ops::AttentionPrepArgs a) {
+__global__ void __launch_bounds__(kWarps* kWarp)
+    attention_prep_kernel(const __grid_constant__ ops::AttentionPrepArgs a) {
   allow_next_kernel();
-  wait_for_previous_kernel();
   __shared__ float normed[kWarps][ops::kMaxHeadDim];
   const int warp = static_cast<int>(threadIdx.x / kWarp);
-  const int heads_per_row = a.num_heads + 2 * a.pages.num_kv_heads;
+  const int kv_heads = a.pages.num_kv_heads;
+  const int heads_per_row = a.num_heads + 2 * kv_heads;
   const std::int64_t task = std::int64_t{blockIdx.x} * kWarps + warp;
   const std::int64_t row = task / heads_per_row;
   if (row >= a.batch.num_rows) return;
+  int head = static_cast<int>(task - row * heads_per_row);
+  HeadOf of = HeadOf::kQuery;
+  if (head >= a.num_heads) {
+    of = head < a.num_heads + kv_heads ? HeadOf::kKey : HeadOf::kValue;
+    head -= of == HeadOf::kKey ? a.num_heads : a.num_heads + kv_heads;
+  }
   const int dim = a.pages.head_dim;
-  const std::int32_t index = a.batch.positions[row];
-  if (index == ops::kNoPosition) return;
-  const auto position = static_cast<float>(index + a.rope_offset);
+  const HeadWeights weights(a, of == HeadOf::kQuery ? a.q_norm : a.k_norm);
+  wait_for_previous_kernel();
+
+  const std::int64_t query = row * a.num_heads + head, entry_head = row * kv_heads + head;
+  const T* source = of == HeadOf::kQuery
+                        ? static_cast<const T*>(a.q_gate) + query * 2 * dim
+                        : static_cast<const T*>(of == HeadOf::kKey ? a.k : a.v) + entry_head * dim;
   HeadValues values;
-  int head = static_cast<int>(task % heads_per_row);
-  if (head < a.num_heads) {
-    const std::int64_t query = row * a.num_heads + head;
-    norm_and_rotate(a, static_cast<const T*>(a.q_gate) + query * 2 * dim, a.q_norm, position,
-                    normed[warp], values);
-    return store_head(values, dim, static_cast<T*>(a.q_out) + query * dim);
+  load_head(source, dim, values);
+  const std::int32_t index = a.batch.positions[row];
+  const std::int32_t slot = a.batch.row_slots[row];
+  if (index == ops::kNoPosition) return;
+  if (of != HeadOf::kValue) {
+    norm_and_rotate(a, weights, static_cast<float>(index + a.rope_offset), normed[warp], values);
   }
-  head -= a.num_heads;
-  const bool is_key = head < a.pages.num_kv_heads;
-  if (!is_key) head -= a.pages.num_kv_heads;
-  const std::int64_t source = (row * a.pages.num_kv_heads + head) * dim;
-  const std::int64_t entry = entry_row(a.batch, a.pages, a.batch.row_slots[row], index, head);
-  if (is_key) {
-    norm_and_rotate(a, static_cast<const T*>(a.k) + source, a.k_norm, position, normed[warp],
-                    values);
-    return store_entry<TPage>(a.pages, a.pages.k_pages, a.pages.k_scales, entry, head, values);
-  }
-  load_head(static_cast<const T*>(a.v) + source, dim, values);
-  store_entry<TPage>(a.pages, a.pages.v_pages, a.pages.v_scales, entry, head, values);
+  if (of == HeadOf::kQuery) return store_head(values, dim, static_cast<T*>(a.q_out) + query * dim);
+  const bool is_key = of == HeadOf::kKey;
+  store_entry<TPage>(a.pages, is_key ? a.pages.k_pages : a.pages.v_pages,
+                     is_key ? a.pages.k_scales : a.pages.v_scales,
+                     entry_row(a.batch, a.pages, slot, index, head), head, values);
 }
 
 }  // namespace
