@@ -1,7 +1,8 @@
 // The kernel behind linear_prompt.h. A block stays on its processor and takes one tile of 128 rows
 // and kOuts outputs after the other. Its first warpgroup fills a ring of stages, 64 columns of x
-// and of the weight each; two more multiply, 64 rows each. Stages are handed over through barriers,
-// so the next tile's columns arrive while the last one's sums are written.
+// and of the weight each, with the scales of their groups where every output has its own; two more
+// multiply, 64 rows each. Stages are handed over through barriers, so the next tile's columns
+// arrive while the last one's sums are written.
 #pragma once
 
 #include <algorithm>
@@ -92,32 +93,53 @@ class Products {
  public:
   __device__ Products(const Shared<Tile>& shared, int group) : shared_(shared), group_(group) {}
 
-  // sums = the products of `columns` columns, a multiple of 16, from the next stages.
+  // sums = the products of `columns` columns, a multiple of 16, from the next stages. The last one
+  // stays until finish_stage().
   __device__ __forceinline__ void run(int columns, float (&sums)[Tile::kSums]) {
-    const int full_stages = columns / kTileColumns;
+    const int full_stages = columns / kTileColumns, rest = columns % kTileColumns;
     if (full_stages > 0) {
-      multiply_stage(false, sums);
+      multiply_stage<kStageProducts>(0, false, sums);
       // One stage's products are under way while the next one's are started.
       for (int i = 1; i < full_stages; ++i) {
         const int before = at_.stage;
         at_.next();
-        multiply_stage(true, sums);
+        multiply_stage<kStageProducts>(0, true, sums);
         wait_products<1>(sums);
         release(before);
       }
       wait_products<0>(sums);
-      release(at_.stage);
-      at_.next();
+      if (rest > 0) finish_stage();
     }
-    const int rest = columns % kTileColumns;
-    if (rest > 0) {
-      multiply_rest(rest / kProductColumns, full_stages > 0, sums);
-      release(at_.stage);
-      at_.next();
+    if (rest > 0) multiply_rest(0, rest / kProductColumns, full_stages > 0, sums);
+  }
+
+  // sums = the products of columns first .. first + columns - 1 of the next stage, at most half of
+  // it, which stays until finish_stage().
+  __device__ __forceinline__ void run_half(int first, int columns, float (&sums)[Tile::kSums]) {
+    constexpr int kProducts = kTileColumns / 2 / kProductColumns;
+    if (columns < kProducts * kProductColumns) {
+      return multiply_rest(first / kProductColumns, columns / kProductColumns, false, sums);
     }
+    multiply_stage<kProducts>(first / kProductColumns, false, sums);
+    wait_products<0>(sums);
+  }
+
+  // The scales over column `first` of the last stage, from this thread's first pair of outputs on.
+  __device__ __forceinline__ const float2* scales(int first) const {
+    return reinterpret_cast<const float2*>(shared_.scales_of(at_.stage) +
+                                           first * kGroupThreads / kTileColumns) +
+           threadIdx.x % 4;
+  }
+
+  __device__ __forceinline__ void finish_stage() {
+    if constexpr (Tile::kHasStageScales) __syncwarp();  // all lanes have read them
+    release(at_.stage);
+    at_.next();
   }
 
  private:
+  static constexpr int kStageProducts = kTileColumns / kProductColumns;
+
   __device__ __forceinline__ uint64_t x_of_stage() const {
     return tile_descriptor(shared_address(shared_.x(at_.stage)) +
                            group_ * kGroupRows * kTileRowBytes);
@@ -126,23 +148,27 @@ class Products {
     return tile_descriptor(shared_address(shared_.w(at_.stage)));
   }
 
-  __device__ __forceinline__ void multiply_stage(bool add, float (&sums)[Tile::kSums]) {
+  template <int kProducts>
+  __device__ __forceinline__ void multiply_stage(int first, bool add, float (&sums)[Tile::kSums]) {
     shared_.filled[at_.stage].wait(at_.round);
-    const uint64_t x = x_of_stage(), w = w_of_stage();
+    const uint64_t x = x_of_stage() + first * kColumnsStep;
+    const uint64_t w = w_of_stage() + first * kColumnsStep;
     begin_products();
 #pragma unroll
-    for (int s = 0; s < kTileColumns / kProductColumns; ++s) {
+    for (int s = 0; s < kProducts; ++s) {
       multiply_async(sums, x + s * kColumnsStep, w + s * kColumnsStep, add || s > 0);
     }
     commit_products();
   }
 
-  // Of a leaf whose length is no multiple of 64. One product after the other: it is rare, and the
-  // compiler keeps sums in place only where it can count the products that are under way.
-  __device__ __forceinline__ void multiply_rest(int num_products, bool add,
+  // Of a leaf whose length is no multiple of 64, or of 32 where groups are that short. One product
+  // after the other: it is rare, and the compiler keeps sums in place only where it can count the
+  // products that are under way.
+  __device__ __forceinline__ void multiply_rest(int first, int num_products, bool add,
                                                 float (&sums)[Tile::kSums]) {
     shared_.filled[at_.stage].wait(at_.round);
-    const uint64_t x = x_of_stage(), w = w_of_stage();
+    const uint64_t x = x_of_stage() + first * kColumnsStep;
+    const uint64_t w = w_of_stage() + first * kColumnsStep;
 #pragma unroll 1
     for (int s = 0; s < num_products; ++s) {
       begin_products();
@@ -162,13 +188,6 @@ class Products {
   Ring<Tile::kStages> at_;
 };
 
-// Of output `out` from `column` on, where scales have areas.
-__device__ __forceinline__ std::int64_t first_scale(const ops::LinearWeight& w, int out,
-                                                    int column) {
-  const std::int64_t per_row = (w.in_features + w.block_cols - 1) / w.block_cols;
-  return out / w.block_rows * per_row + column / w.block_cols;
-}
-
 // The factors of whole leaves' sums: none, one, or one for each output.
 template <WeightFormat kFormat, int kSums>
 __device__ __forceinline__ void scale_leaf(const ops::LinearWeight& w, int first_out,
@@ -184,11 +203,26 @@ __device__ __forceinline__ void scale_leaf(const ops::LinearWeight& w, int first
       sums[i / 2 * 4 + i % 2] *= scale;
       sums[i / 2 * 4 + i % 2 + 2] *= scale;
     }
-  } else if constexpr (kFormat != WeightFormat::kBf16 && !scales_column_blocks(kFormat)) {
+  } else if constexpr (kFormat != WeightFormat::kBf16 && !has_column_scales(kFormat)) {
     const float factor =
         WeightRows<kFormat>::kSumFactor * (kFormat == WeightFormat::kMxfp4 ? 1.0f : w.scale_2);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] *= factor;
+  }
+}
+
+// sums += part * scales, which lie in pairs, four of them for every eight outputs.
+template <int kSums>
+__device__ __forceinline__ void add_scaled(const float2* scales, const float (&part)[kSums],
+                                           float (&sums)[kSums]) {
+#pragma unroll
+  for (int j = 0; j < kSums / 4; ++j) {
+    const float2 scale = scales[4 * j];
+#pragma unroll
+    for (int i = 4 * j; i < 4 * j + 4; i += 2) {
+      sums[i] = fmaf(part[i], scale.x, sums[i]);
+      sums[i + 1] = fmaf(part[i + 1], scale.y, sums[i + 1]);
+    }
   }
 }
 
@@ -227,6 +261,29 @@ __device__ __forceinline__ void store_sums(const ops::LinearArgs& a, int first_r
   }
 }
 
+// sums = a leaf's, whose groups of columns have a scale of each output.
+template <class Tile>
+__device__ __forceinline__ void sum_groups(const LinearOrder& order, Products<Tile>& products,
+                                           float (&sums)[Tile::kSums]) {
+  const auto leaf_columns = static_cast<int>(order.leaf_columns);
+#pragma unroll
+  for (int i = 0; i < Tile::kSums; ++i) sums[i] = 0.0f;
+  for (int k = 0; k < leaf_columns; k += order.scale_columns) {
+    const int columns = min(order.scale_columns, leaf_columns - k);
+    float part[Tile::kSums];
+    if (Tile::kScaledColumns == kTileColumns || order.scale_columns % kTileColumns == 0) {
+      products.run(columns, part);
+      add_scaled(products.scales(0), part, sums);
+      products.finish_stage();
+    } else {
+      const int first = k % kTileColumns;
+      products.run_half(first, columns, part);
+      add_scaled(products.scales(first), part, sums);
+      if (first > 0 || k + columns == leaf_columns) products.finish_stage();
+    }
+  }
+}
+
 template <WeightFormat kFormat, int kOuts>
 __device__ __forceinline__ void consume(const ops::LinearArgs& a, const LinearOrder& order,
                                         const Shared<Tile<kFormat, kOuts>>& shared) {
@@ -242,7 +299,9 @@ __device__ __forceinline__ void consume(const ops::LinearArgs& a, const LinearOr
     const int first_out = tiles.first_out(tile, kOuts);
     float sums[T::kSums];
     for (int leaf = 0; leaf < order.num_leaves; ++leaf) {
-      if constexpr (T::kPromotes) {
+      if constexpr (T::kHasStageScales) {
+        sum_groups(order, products, sums);
+      } else if constexpr (T::kPromotes) {
 #pragma unroll
         for (int i = 0; i < T::kSums; ++i) sums[i] = 0.0f;
         // A tile's outputs share their scales.
@@ -252,11 +311,13 @@ __device__ __forceinline__ void consume(const ops::LinearArgs& a, const LinearOr
           const float scale = scale_value(a.weight.scales, a.weight.scale_dtype, scale_index);
           float part[T::kSums];
           products.run(min(order.scale_columns, leaf_columns - k), part);
+          products.finish_stage();
 #pragma unroll
           for (int i = 0; i < T::kSums; ++i) sums[i] = fmaf(part[i], scale, sums[i]);
         }
       } else {
         products.run(leaf_columns, sums);
+        products.finish_stage();
         scale_leaf<kFormat>(a.weight, first_out, sums);
       }
       tree.add(leaf, sums);

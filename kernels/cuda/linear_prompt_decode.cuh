@@ -62,6 +62,17 @@ class Decoder {
   typename Weight::Scales scales_[kLoads] = {};
 };
 
+// The scale that this thread brings to a stage whose columns `block` begins with.
+template <class Tile, int kOuts>
+__device__ __forceinline__ float stage_scale(const ops::LinearWeight& w,
+                                             const Blocks<kOuts>& block) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int column = block.begin + thread / kOuts * Tile::kScaledColumns;
+  if (column >= block.leaf_end) return 0.0f;  // of columns that are not multiplied
+  const int out = min(block.first_out() + thread % kOuts, static_cast<int>(w.out_features) - 1);
+  return scale_value(w.scales, w.scale_dtype, first_scale(w, out, column));
+}
+
 // Copies of x by one thread, and a weight that all of the warpgroup decode. The next stage's codes
 // are loaded while this one's are decoded.
 template <WeightFormat kFormat, int kOuts>
@@ -76,6 +87,8 @@ __device__ __forceinline__ void produce_decoded(const CUtensorMap& x_map, const 
   if (block.done()) return;
 #pragma unroll
   for (int i = 0; i < D::kLoads; ++i) decoder.load(block, i);
+  float scale = 0.0f;
+  if constexpr (T::kHasStageScales) scale = stage_scale<T>(a.weight, block);
   for (; !block.done(); block = next, at.next()) {
     next.next();
     shared.read[at.stage].wait(at.round ^ 1);
@@ -90,8 +103,13 @@ __device__ __forceinline__ void produce_decoded(const CUtensorMap& x_map, const 
       decoder.store(shared.w(at.stage), i);
       if (more) decoder.load(next, i);
     }
+    if constexpr (T::kHasStageScales) shared.scales_of(at.stage)[threadIdx.x] = scale;
     publish_stores();
     filled.arrive();
+    // To convert it is to wait for it: better where the next stage is waited for.
+    if constexpr (T::kHasStageScales) {
+      if (more) scale = stage_scale<T>(a.weight, next);
+    }
   }
 }
 

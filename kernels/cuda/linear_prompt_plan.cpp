@@ -31,8 +31,10 @@ bool prompt_tiles_serve(const DeviceLimits& limits, const LinearOrder& order,
     case WeightFormat::kFp8Block:
       // Whole stages under a scale that a tile's outputs share.
       return weight.block_cols % 64 == 0 && weight.block_rows % 128 == 0;
-    case WeightFormat::kF32:
     case WeightFormat::kInt8Group:
+      // Whole stages under a scale of each output, or halves.
+      return weight.block_rows == 1 && (weight.block_cols % 64 == 0 || weight.block_cols == 32);
+    case WeightFormat::kF32:
       return false;
   }
   return false;
@@ -41,6 +43,8 @@ bool prompt_tiles_serve(const DeviceLimits& limits, const LinearOrder& order,
 PromptTile prompt_tile_outs(const LinearOrder& order, const ops::LinearWeight& weight, int num_rows,
                             int num_processors) {
   if (order.num_leaves > 1 << prompt_tree_levels(128)) return PromptTile::k64;
+  // Two scales of each output would come with a stage.
+  if (weight.format == WeightFormat::kInt8Group && weight.block_cols < 64) return PromptTile::k64;
   // Decoding keeps up with half of the widest tile, and sums under scales need its registers.
   if (order.num_leaves > 1 || weight.format != WeightFormat::kBf16) return PromptTile::k128;
   // Twice the products in less than twice the time, for half the traffic between shared memory and

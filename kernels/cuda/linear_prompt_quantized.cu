@@ -34,9 +34,10 @@ void linear_prompt_quantized(const CudaBackend& backend, const ops::LinearArgs& 
       return run<WeightFormat::kNvfp4>(backend, args, order);
     case WeightFormat::kMxfp4:
       return run<WeightFormat::kMxfp4>(backend, args, order);
+    case WeightFormat::kInt8Group:
+      return run<WeightFormat::kInt8Group>(backend, args, order);
     case WeightFormat::kBf16:
     case WeightFormat::kF32:
-    case WeightFormat::kInt8Group:
       return;  // not served: prompt_tiles_serve()
   }
 }

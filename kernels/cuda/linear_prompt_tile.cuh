@@ -17,15 +17,13 @@ constexpr int kConsumerThreads = kConsumers * kGroupThreads;
 constexpr int kThreads = kGroupThreads + kConsumerThreads;
 constexpr std::size_t kHopperSharedBytes = 227 * 1024;
 
-constexpr bool scales_column_blocks(WeightFormat format) {
-  return format == WeightFormat::kFp8Block;
-}
-
 // What a tile's width leaves room for. Sums of subtrees that wait for their sibling lie in
 // registers as far as these reach, then in shared memory: three levels serve eight leaves.
 template <WeightFormat kFormat, int kOuts>
 struct Tile {
-  static constexpr bool kPromotes = scales_column_blocks(kFormat);
+  static constexpr bool kPromotes = has_column_scales(kFormat);
+  // Scales of groups of columns for every output are too many for registers: stages bring them.
+  static constexpr bool kHasStageScales = kFormat == WeightFormat::kInt8Group;
   static constexpr int kSums = kGroupRows * kOuts / kGroupThreads;  // of a thread
   static constexpr int kLevels = prompt_tree_levels(kOuts);
   static constexpr int kRegisterLevels = kOuts == 64 ? 3 : kOuts == 128 ? (kPromotes ? 1 : 2) : 0;
@@ -35,8 +33,12 @@ struct Tile {
   static constexpr int kXBytes = kRows * kTileRowBytes;
   static constexpr int kStageBytes = kXBytes + kOuts * kTileRowBytes;
   static constexpr int kWaitingBytes = kSharedLevels * kSums * kConsumerThreads * 4;
-  static constexpr std::size_t kSharedBytes =
-      kTileAlignment + kStages * kStageBytes + kWaitingBytes + 2 * kStages * sizeof(Barrier);
+  // Each thread that decodes brings one scale: of an output, and of so many of the stage's columns.
+  static constexpr int kScaledColumns = kTileColumns * kOuts / kGroupThreads;
+  static constexpr int kScaleBytes = kHasStageScales ? kStages * kGroupThreads * 4 : 0;
+  static constexpr std::size_t kSharedBytes = kTileAlignment + kStages * kStageBytes +
+                                              kWaitingBytes + kScaleBytes +
+                                              2 * kStages * sizeof(Barrier);
   static_assert(kSharedBytes <= kHopperSharedBytes);
 
   // What makes a stage complete, beside the bytes that are copied: who announces them, and whoever
@@ -53,6 +55,7 @@ template <class Tile>
 struct Shared {
   char* stages;     // [kStages][kStageBytes]: x, then the weight
   float* waiting;   // [kSharedLevels][kSums][kConsumerThreads]
+  float* scales;    // [kStages][kTileColumns / kScaledColumns][kOuts], where they have scales
   Barrier* filled;  // [kStages]
   Barrier* read;    // [kStages]
 
@@ -60,12 +63,21 @@ struct Shared {
     const uint32_t address = shared_address(memory);
     stages = memory + ((address + kTileAlignment - 1) / kTileAlignment * kTileAlignment - address);
     waiting = reinterpret_cast<float*>(stages + Tile::kStages * Tile::kStageBytes);
-    filled = reinterpret_cast<Barrier*>(reinterpret_cast<char*>(waiting) + Tile::kWaitingBytes);
+    scales = waiting + Tile::kWaitingBytes / 4;
+    filled = reinterpret_cast<Barrier*>(reinterpret_cast<char*>(scales) + Tile::kScaleBytes);
     read = filled + Tile::kStages;
   }
   __device__ char* x(int stage) const { return stages + stage * Tile::kStageBytes; }
   __device__ char* w(int stage) const { return x(stage) + Tile::kXBytes; }
+  __device__ float* scales_of(int stage) const { return scales + stage * kGroupThreads; }
 };
+
+// Of output `out` from `column` on, where scales have areas.
+__device__ __forceinline__ std::int64_t first_scale(const ops::LinearWeight& w, int out,
+                                                    int column) {
+  const std::int64_t per_row = (w.in_features + w.block_cols - 1) / w.block_cols;
+  return out / w.block_rows * per_row + column / w.block_cols;
+}
 
 // A place in the ring of stages, and the parity of the round.
 template <int kStages>
