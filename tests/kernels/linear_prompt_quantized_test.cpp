@@ -4,7 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
+#include <string>
+#include <vector>
 
 #include "kernels/ops/linear.h"
 #include "tests/kernels/op_check.h"
@@ -24,11 +25,22 @@ struct Quantized {
   std::vector<float> values;  // [outs, columns]; without scale_2 of fp8 per tensor and NVFP4
 };
 
+struct Layout {
+  WeightFormat format;
+  int group = 0;  // columns under one scale, INT8 group
+};
+
+std::string name(const Layout& layout) {
+  return fmt::format("format {}, group {}", static_cast<int>(layout.format), layout.group);
+}
+
 // Columns first .. first + columns - 1 of a matrix of `all_columns` whose codes and scales follow
 // from their places alone.
-Quantized make_weight(Backend& backend, WeightFormat format, int outs, int first, int columns) {
+Quantized make_weight(Backend& backend, const Layout& layout, int outs, int first, int columns) {
+  const WeightFormat format = layout.format;
   const bool fp4 = format == WeightFormat::kNvfp4 || format == WeightFormat::kMxfp4;
-  const bool int8 = format == WeightFormat::kInt8Channel;
+  const bool group = format == WeightFormat::kInt8Group;
+  const bool int8 = format == WeightFormat::kInt8Channel || group;
   const bool block = format == WeightFormat::kFp8Block;
   const auto draw = [](int row, int column, unsigned purpose) {
     std::uint32_t h = static_cast<std::uint32_t>(row) * 2654435761u ^
@@ -45,6 +57,7 @@ Quantized make_weight(Backend& backend, WeightFormat format, int outs, int first
           fp4 ? (format == WeightFormat::kNvfp4 ? DType::kF8E4M3 : DType::kF8E8M0) : DType::kF32,
       .block_rows = block ? 128 : 1,
       .block_cols = block                            ? 128
+                    : group                          ? layout.group
                     : format == WeightFormat::kNvfp4 ? 16
                     : format == WeightFormat::kMxfp4 ? 32
                                                      : columns,
@@ -78,10 +91,14 @@ Quantized make_weight(Backend& backend, WeightFormat format, int outs, int first
             int8 ? static_cast<float>(static_cast<std::int8_t>(code)) : e4m3_to_float(code);
         q.values.push_back(format == WeightFormat::kFp8Tensor ? value
                            : block ? value * scale_float(n / 128, k / 128)
+                           : group ? value * scale_float(n, area)
                                    : value * scale_float(n, 0));
+        if (group && (k - first) % layout.group == 0) add_float(scale_float(n, area));
       }
     }
-    if (!fp4 && !block && format != WeightFormat::kFp8Tensor) add_float(scale_float(n, 0));
+    const bool channel =
+        format == WeightFormat::kFp8Channel || format == WeightFormat::kInt8Channel;
+    if (channel) add_float(scale_float(n, 0));
     if (block && n % 128 == 0) {
       for (int k = first; k < first + columns; k += 128) add_float(scale_float(n / 128, k / 128));
     }
@@ -114,48 +131,66 @@ std::vector<float> multiply(Backend& backend, const Array& x, int first_row, int
   return y.values();
 }
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kFp8Block,   WeightFormat::kFp8Tensor,
-                                     WeightFormat::kFp8Channel, WeightFormat::kInt8Channel,
-                                     WeightFormat::kNvfp4,      WeightFormat::kMxfp4};
+constexpr Layout kLayouts[] = {{WeightFormat::kFp8Block},       {WeightFormat::kFp8Tensor},
+                               {WeightFormat::kFp8Channel},     {WeightFormat::kInt8Channel},
+                               {WeightFormat::kNvfp4},          {WeightFormat::kMxfp4},
+                               {WeightFormat::kInt8Group, 128}, {WeightFormat::kInt8Group, 64},
+                               {WeightFormat::kInt8Group, 32}};
+
+void check_product(Backend& backend, const Layout& layout, int columns, int leaves) {
+  constexpr int kRows = 140, kOuts = 137;
+  const Quantized q = make_weight(backend, layout, kOuts, 0, columns);
+  const Array x(DType::kBF16,
+                random_normal(1, static_cast<std::size_t>(kRows) * std::size_t(columns)));
+  const auto what = fmt::format("{}, {} columns, {} leaves", name(layout), columns, leaves);
+  const std::vector<float> y = multiply(backend, x, 0, kRows, leaves, q.weight);
+  const std::vector<float> x_values = x.values();
+  const bool second =
+      layout.format == WeightFormat::kFp8Tensor || layout.format == WeightFormat::kNvfp4;
+  std::vector<double> expected, tolerance;
+  for (int r = 0; r < kRows; ++r) {
+    for (int n = 0; n < kOuts; ++n) {
+      double sum = 0, magnitude = 0, largest = 0;
+      for (int k = 0; k < columns; ++k) {
+        const double term = double{x_values[static_cast<std::size_t>(r * columns + k)]} *
+                            q.values[static_cast<std::size_t>(n * columns + k)] *
+                            (second ? double{q.weight.scale_2} : 1.0);
+        sum += term;
+        magnitude += std::abs(term);
+        largest = std::max(largest, std::abs(sum));
+      }
+      expected.push_back(sum);
+      tolerance.push_back(kFp32Sum * magnitude + kTruncation * columns * largest);
+    }
+  }
+  expect_near(y, expected, tolerance, DType::kF32, what);
+  for (const int row : {0, 63, 64, 127, 128, 139}) {
+    ASSERT_EQ(
+        first_difference(std::vector<float>(y.begin() + row * kOuts, y.begin() + (row + 1) * kOuts),
+                         multiply(backend, x, row, 1, leaves, q.weight)),
+        "")
+        << what << ", row " << row;
+  }
+}
 
 TEST(LinearPromptQuantized, MultipliesDequantizedValues) {
   const auto backend = test_backend(2);
-  constexpr int kRows = 140, kOuts = 137;
-  for (const WeightFormat format : kFormats) {
+  for (const Layout& layout : kLayouts) {
     for (const auto& [columns, leaves] : {std::pair{448, 1}, {1024, 8}, {2048, 16}}) {
-      const Quantized q = make_weight(*backend, format, kOuts, 0, columns);
-      const Array x(DType::kBF16,
-                    random_normal(1, static_cast<std::size_t>(kRows) * std::size_t(columns)));
-      const auto what = fmt::format("format {}, {} columns, {} leaves", static_cast<int>(format),
-                                    columns, leaves);
-      const std::vector<float> y = multiply(*backend, x, 0, kRows, leaves, q.weight);
-      const std::vector<float> x_values = x.values();
-      const bool second = format == WeightFormat::kFp8Tensor || format == WeightFormat::kNvfp4;
-      std::vector<double> expected, tolerance;
-      for (int r = 0; r < kRows; ++r) {
-        for (int n = 0; n < kOuts; ++n) {
-          double sum = 0, magnitude = 0, largest = 0;
-          for (int k = 0; k < columns; ++k) {
-            const double term = double{x_values[static_cast<std::size_t>(r * columns + k)]} *
-                                q.values[static_cast<std::size_t>(n * columns + k)] *
-                                (second ? double{q.weight.scale_2} : 1.0);
-            sum += term;
-            magnitude += std::abs(term);
-            largest = std::max(largest, std::abs(sum));
-          }
-          expected.push_back(sum);
-          tolerance.push_back(kFp32Sum * magnitude + kTruncation * columns * largest);
-        }
-      }
-      expect_near(y, expected, tolerance, DType::kF32, what);
-      for (const int row : {0, 63, 64, 127, 128, 139}) {
-        ASSERT_EQ(first_difference(
-                      std::vector<float>(y.begin() + row * kOuts, y.begin() + (row + 1) * kOuts),
-                      multiply(*backend, x, row, 1, leaves, q.weight)),
-                  "")
-            << what << ", row " << row;
-      }
+      check_product(*backend, layout, columns, leaves);
     }
+  }
+}
+
+// Also such that end within a stage of 64 columns, and a last group that is cut short.
+TEST(LinearPromptQuantized, MultipliesGroupsOfAnySize) {
+  const auto backend = test_backend(2);
+  for (const int group : {16, 32, 48, 64, 96, 128, 192, 256}) {
+    const Layout layout{WeightFormat::kInt8Group, group};
+    check_product(*backend, layout, 16, 1);
+    check_product(*backend, layout, 464, 1);
+    check_product(*backend, layout, 3 * group * 4, 4);
+    check_product(*backend, layout, group * 16, 16);
   }
 }
 
@@ -163,14 +198,14 @@ TEST(LinearPromptQuantized, LeavesFormOneTreeOverAnyNumberOfRanks) {
   const auto backend = test_backend(2);
   constexpr int kRows = 70, kOuts = 150, kLeaf = 256, kLeaves = 8, kColumns = kLeaf * kLeaves;
   const std::vector<float> x = random_normal(2, kRows * kColumns);
-  for (const WeightFormat format : kFormats) {
+  for (const Layout& layout : kLayouts) {
     const auto part = [&](int first, int columns, int leaves) {
       std::vector<float> cut;
       for (int r = 0; r < kRows; ++r) {
         cut.insert(cut.end(), x.begin() + r * kColumns + first,
                    x.begin() + r * kColumns + first + columns);
       }
-      const Quantized q = make_weight(*backend, format, kOuts, first, columns);
+      const Quantized q = make_weight(*backend, layout, kOuts, first, columns);
       return multiply(*backend, Array(DType::kBF16, cut), 0, kRows, leaves, q.weight);
     };
     const std::vector<float> whole = part(0, kColumns, kLeaves);
@@ -185,8 +220,7 @@ TEST(LinearPromptQuantized, LeavesFormOneTreeOverAnyNumberOfRanks) {
           }
         }
       }
-      EXPECT_EQ(first_difference(whole, sums[0]), "")
-          << "format " << static_cast<int>(format) << ", " << ranks << " ranks";
+      EXPECT_EQ(first_difference(whole, sums[0]), "") << name(layout) << ", " << ranks << " ranks";
     }
   }
 }
