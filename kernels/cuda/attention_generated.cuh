@@ -11,10 +11,8 @@
 //
 // The grid stays and walks over all units and spans; the rings that keys and values come through
 // stay full meanwhile. A span's part goes to scratch memory; the last block to finish a span of a
-// bundle joins the bundle, the last to finish a bundle joins those. That a span is finished a block
-// tells while it works on its next one, and it joins after that: while all of them read, whatever
-// waits for memory waits for microseconds. A segment for which there is no scratch memory is worked
-// on unit by unit, in the same order.
+// bundle joins the bundle, the last to finish a bundle joins those. A segment for which there is no
+// scratch memory is worked on unit by unit, in the same order.
 //
 // FP8 codes become bf16 on their way from shared memory to the matrix units, where they are exact;
 // a key's scale multiplies its scores, a value's its probabilities.
@@ -252,21 +250,22 @@ __device__ __forceinline__ void join_strands(const StrandStream<S>& stream, floa
   }
 }
 
-// After the last span of a bundle has been put into scratch memory: its join, and that of all
-// bundles if it was the last of those.
+// After a span that others share has been put into scratch memory: the joins that this completes,
+// of its bundle and then of all bundles.
 template <class S>
 __device__ __forceinline__ void join_parts(const ops::PagedAttentionArgs& a,
                                            const GeneratedPlan& plan, const Unit& unit,
                                            unsigned* arrivals) {
   const Parts<S> parts(a, plan);
   const Bundle bundle(unit);
+  unsigned* counter = arrivals + bundle.place;
   float* from = parts.at(bundle.place, bundle.first % kBundleSpans);
   std::int64_t distance = parts.stride;
   int count = bundle.spans;
   bool last_level = unit.num_bundles == 1;
   const int first_tile = place_in_team() * S::kTiles;
 #pragma unroll 1
-  do {
+  while (last_to_arrive(counter, count)) {
 #pragma unroll 1
     for (int tile = first_tile; tile < first_tile + S::kTiles; ++tile) {
       const TilePart<S> joined = parts.join_all(from, distance, count, tile);
@@ -278,11 +277,11 @@ __device__ __forceinline__ void join_parts(const ops::PagedAttentionArgs& a,
     }
     if (last_level) return;
     last_level = true;
+    counter = arrivals + plan.bundles + unit.first_bundle;
     from = parts.at(unit.first_bundle, kBundleSpans);
     distance = kBundleParts * parts.stride;
     count = unit.num_bundles;
-    Arrival::wait(arrivals + plan.bundles + unit.first_bundle, count);
-  } while (Arrival::last());
+  }
 }
 
 // The spans of a unit that one block takes alone, joined as blocks that share them do. One object
@@ -328,74 +327,52 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   StrandStream<S> stream(a, plan, shared);
   AloneJoin<S> alone;
   auto* headers = reinterpret_cast<float4*>(shared + plan.shared.headers);
-  // The unit of the span before. If others share it, this block has yet to learn whether it was the
-  // last of the bundle.
-  __shared__ alignas(Unit) char left_bytes[sizeof(Unit)];
-  Unit& left = *reinterpret_cast<Unit*>(left_bytes);
-  bool leaves = false;
-  Arrival arrival;
-#pragma unroll 1
-  for (bool works = true; works; stream.next_unit()) {
+  for (; stream.unit().num_rows > 0; stream.next_unit()) {
     const Unit& unit = stream.unit();
-    works = unit.num_rows > 0;
-    if (works) {
-      const int end = unit.end();
-      Queries<S> queries;
-      Softmax<S> softmax(plan, unit);
-      Values<S> values;
-      Weights<S> weights = {};
-      int round = unit.first_key();
-      bool begins = true, weighs = false, announces = leaves;
+    const int end = unit.end();
+    Queries<S> queries;
+    Softmax<S> softmax(plan, unit);
+    Values<S> values;
+    Weights<S> weights = {};
+    int round = unit.first_key();
+    bool begins = true, weighs = false;
 #pragma unroll 1
-      do {
-        stream.next(begins, [&] {
-          // Not at once: the parts should have arrived where they are written to.
-          if (announces && weighs) arrival.announce(arrivals + Bundle(left).place);
-        });
-        if (begins) queries.begin(stream.queries(), plan.used_columns());
-        // Strands go through as many steps: one more than there are, for some.
-        const int key = round + strand_of_warp() * S::kStepKeys;
-        if (weighs) {
-          if (key < end) values.weigh(stream.rows(), weights);
-          announces = false;
-          round += S::kRoundKeys;
-        } else {
-          if (key < end) {
-            Scores<S> scores;
-            float factors[S::kTiles][2];
-            score_step(stream.rows(), queries, scores);
-            softmax.soften(a, stream.scales(), key, scores, weights, factors);
-            values.rescale(factors);
-          }
-          stream.next_scales();
-        }
-        begins = false;
-        weighs = !weighs;
-      } while (weighs || round < end);
-
-      if (leaves) arrival.ask(arrivals + Bundle(left).place, Bundle(left).spans);
-      if (unit.shared()) {
-        const Parts<S> parts(a, plan);
-        float* own = parts.at(Bundle(unit).place, unit.span % kBundleSpans);
-        join_strands(stream, headers, softmax, values, [&](int c, const TilePart<S>& part) {
-          parts.put(own, place_in_team() * S::kTiles + c, part);
-        });
+    do {
+      stream.next(begins);
+      if (begins) queries.begin(stream.queries(), plan.used_columns());
+      // Strands go through as many steps: one more than there are, for some.
+      const int key = round + strand_of_warp() * S::kStepKeys;
+      if (weighs) {
+        if (key < end) values.weigh(stream.rows(), weights);
+        round += S::kRoundKeys;
       } else {
-        if (unit.span == unit.first_span) alone.begin_unit();
-        join_strands(stream, headers, softmax, values,
-                     [&](int c, const TilePart<S>& part) { alone.add(unit, c, part); });
-        if (unit.ends()) alone.write(a, plan, unit);
+        if (key < end) {
+          Scores<S> scores;
+          float factors[S::kTiles][2];
+          score_step(stream.rows(), queries, scores);
+          softmax.soften(a, stream.scales(), key, scores, weights, factors);
+          values.rescale(factors);
+        }
+        stream.next_scales();
       }
+      begins = false;
+      weighs = !weighs;
+    } while (weighs || round < end);
+
+    if (unit.shared()) {
+      const Parts<S> parts(a, plan);
+      float* own = parts.at(Bundle(unit).place, unit.span % kBundleSpans);
+      join_strands(stream, headers, softmax, values, [&](int c, const TilePart<S>& part) {
+        parts.put(own, place_in_team() * S::kTiles + c, part);
+      });
+      join_parts<S>(a, plan, unit, arrivals);
+    } else {
+      if (unit.span == unit.first_span) alone.begin_unit();
+      join_strands(stream, headers, softmax, values,
+                   [&](int c, const TilePart<S>& part) { alone.add(unit, c, part); });
+      if (unit.ends()) alone.write(a, plan, unit);
+      __syncthreads();  // strands' values have been read
     }
-    __syncthreads();  // strands' values have been read, and the unit left is known to all
-    if (leaves) {
-      // Behind its last span a block has nothing else to do.
-      if (!works) Arrival::wait(arrivals + Bundle(left).place, Bundle(left).spans);
-      if (Arrival::last()) join_parts<S>(a, plan, left, arrivals);
-      __syncthreads();  // as above
-    }
-    leaves = works && unit.shared();
-    if (threadIdx.x == 0) left = unit;
   }
 }
 

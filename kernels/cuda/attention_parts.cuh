@@ -190,44 +190,17 @@ struct Parts {
   }
 };
 
-// Whether this block is the last of `expected` to come to a counter. What the others wrote before
-// can then be read. The counter is left at 0, for the next call.
-//
-// A block that has other work comes in two calls, announce() and ask(), and nobody but thread 0
-// waits: until all that was written before has arrived, which it has if that is some time ago, and
-// as long again for the answer; with a busy memory, several microseconds each. Barriers of the
-// block have to stand between its writes and announce(), and between ask() and last(). wait() is
-// all of this at once, and has its own.
-class Arrival {
- public:
-  __device__ __forceinline__ void announce(unsigned* counter) {
-    if (threadIdx.x == 0) before_ = add_after_writes(counter, 1u);
+// Whether this block is the last of `expected` to come here. What the others wrote before can then
+// be read. The counter is left at 0, for the next call.
+__device__ inline bool last_to_arrive(unsigned* counter, int expected) {
+  __shared__ bool last;
+  __syncthreads();  // all threads' parts have been written; one thread speaks for them
+  if (threadIdx.x == 0) {
+    last = add_in_order(counter, 1u) + 1u == static_cast<unsigned>(expected);
+    if (last) *counter = 0;
   }
-  __device__ __forceinline__ void ask(unsigned* counter, int expected) {
-    if (threadIdx.x != 0) return;
-    is_last() = before_ + 1u == static_cast<unsigned>(expected);
-    if (!is_last()) return;
-    *counter = 0;
-    acquire();
-  }
-  static __device__ __forceinline__ bool last() { return is_last(); }
-
-  static __device__ __forceinline__ void wait(unsigned* counter, int expected) {
-    __syncthreads();  // all threads have written; one speaks for them
-    if (threadIdx.x == 0) {
-      is_last() = add_in_order(counter, 1u) + 1u == static_cast<unsigned>(expected);
-      if (is_last()) *counter = 0;
-    }
-    __syncthreads();
-  }
-
- private:
-  static __device__ __forceinline__ bool& is_last() {
-    __shared__ bool last;
-    return last;
-  }
-
-  unsigned before_ = 0;  // of thread 0
-};
+  __syncthreads();
+  return last;
+}
 
 }  // namespace tandem::cuda

@@ -14,8 +14,7 @@ constexpr int kPlainBlocks = 3;
 constexpr std::size_t kMaxScratchBytes = std::size_t{256} << 20;
 // What a processor sets aside for each block that it runs.
 constexpr std::size_t kReservedSharedBytes = 1024;
-// What is not counted in a layout: whether this block was the last to arrive, and the unit that it
-// has left behind.
+// What is not counted in a layout: whether this block was the last to arrive.
 constexpr std::size_t kGeneratedStaticBytes = 128;
 
 int divide_up(int n, int unit) { return (n + unit - 1) / unit; }

@@ -92,15 +92,13 @@ class StrandStream {
 
   // Keys or values of a step, by turns. The slot that they lie in belongs to the caller until the
   // next call, by when the warps of the strand must have done with it. With the first of a span
-  // come its queries, from all of the block. meanwhile() is called before they are waited for.
-  template <class Meanwhile>
-  __device__ __forceinline__ void next(bool begins_span, const Meanwhile& meanwhile) {
+  // come its queries, from all of the block.
+  __device__ __forceinline__ void next(bool begins_span) {
     if constexpr (S::kTeam > 1) meet_team<S>();  // all of it have used the slot before
 #pragma unroll 1
     do {
       fill();
     } while (++filled_ < plan_.slots);
-    meanwhile();
     wait_for_all_but(plan_.slots - 1);
     if (begins_span) {
       __syncthreads();

@@ -18,16 +18,4 @@ __device__ __forceinline__ unsigned add_in_order(unsigned* counter, unsigned mor
   return before;
 }
 
-// The same for the writes alone: what others have written can be read after an acquire() that
-// follows. Most additions find that there is nothing to read, and spare the first-level cache.
-__device__ __forceinline__ unsigned add_after_writes(unsigned* counter, unsigned more) {
-  unsigned before;
-  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(counter), "r"(more)
-               : "memory");
-  return before;
-}
-__device__ __forceinline__ void acquire() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-
 }  // namespace tandem::cuda
