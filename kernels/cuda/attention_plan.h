@@ -116,13 +116,12 @@ constexpr int generated_threads(int columns) { return kStrands * strand_warps(co
 // What registers are set aside for, on any processor.
 constexpr int generated_blocks(int columns) { return columns <= 16 ? 2 : 1; }
 
-// What a strand looks ahead to while slots are filled: spans have at least one step, which is two
-// slots. Of spans the queries, and the units of those of the step after and of the next span; of
-// steps the scales (FP8).
-constexpr int unit_places(int slots) { return slots / 2 + 3; }
+// What a strand looks ahead to while slots are filled, and the step after: spans have at least one
+// step, which is two slots. Of spans the units and the queries, of steps the scales (FP8).
+constexpr int unit_places(int slots) { return slots / 2 + 2; }
 constexpr int query_places(int slots) { return slots / 2 + 1; }
 constexpr int scale_places(int slots) { return (slots + 1) / 2; }
-constexpr int kUnitBytes = 40;
+constexpr int kUnitBytes = 48;
 
 // Byte offsets in a block's shared memory; the ring is at 0, [kStrands][slots][kSlotBytes].
 struct GeneratedLayout {

@@ -137,10 +137,6 @@ class StrandStream {
   static constexpr int kKeysAtOnce = kWarp / S::kPieces;  // that a warp copies, a piece a lane
   static constexpr int kStride = kKeysAtOnce * S::kTeam;  // that its team does
   static constexpr int kCopies = S::kStepKeys / kStride;
-  // A strand's keys of a span lie in at most as many pages as it has lanes, a page being a multiple
-  // of so many. For other pages each step looks into the table.
-  static constexpr int kLanePageKeys = kLongSpan / kStrands / kWarp;
-  static_assert(S::kStepKeys % kLanePageKeys == 0);
 
   __device__ __forceinline__ uint32_t slot_address(int slot) const {
     return shared_address(shared_) +
@@ -161,10 +157,6 @@ class StrandStream {
   // The next slot, which is one group of copies, of the step that was looked ahead to: its keys,
   // and with them its scales, and with a span's first its queries; then its values.
   __device__ __forceinline__ void fill() {
-    if (!fills_values_) {
-      copies_ = has_step_;
-      if (copies_) find_rows();
-    }
     if (copies_) {
       const void* plane = fills_values_ ? a_.pages.v_pages : a_.pages.k_pages;
       copy_rows(static_cast<const char*>(plane), slot_address(filling_));
@@ -177,46 +169,34 @@ class StrandStream {
       if (starts_span_) copy_queries();
     }
     commit_async();
-    if (!fills_values_) look_ahead();
+    if (fills_values_) look_ahead();
     fills_values_ = !fills_values_;
     filling_ = next_place(filling_, plan_.slots);
   }
 
-  __device__ __forceinline__ uint32_t page_of(int slot, int page) const {
-    return static_cast<uint32_t>(
-        __ldg(a_.batch.page_table + std::int64_t{slot} * a_.batch.pages_per_sequence + page));
-  }
-
-  // Rows of the step, of a plane of pages.
-  __device__ __forceinline__ void find_rows() {
-    const int page_tokens = a_.batch.page_tokens;
-#pragma unroll
-    for (int i = 0; i < kLaneKeys; ++i) {
-      const int key = i * kWarp + lane_of_warp() % S::kStepKeys;
-      const int index = round_ + strand_of_warp() * S::kStepKeys + key;
-      const int page_in_table = quotient(index, page_tokens);
-      const bool seen = index >= a_.first_index && index < end_;
-      uint32_t page = __shfl_sync(kAllLanes, pages_, (keys_before_ + key) / kLanePageKeys);
-      if (page_tokens % kLanePageKeys != 0 && seen) page = page_of(slot_, page_in_table);
-      const uint32_t row =
-          (page * static_cast<uint32_t>(a_.pages.num_kv_heads) + static_cast<uint32_t>(kv_head_)) *
-              static_cast<uint32_t>(a_.pages.page_tokens) +
-          static_cast<uint32_t>(index - page_in_table * page_tokens);
-      rows_[i] = seen ? row : kNoRow;
-    }
+  // Of a plane of pages, that of key lane, lane + 32, ..; kNoRow where nobody sees it.
+  __device__ __forceinline__ uint32_t row(int i) const {
+    if (in_page_[i] == kNoRow) return kNoRow;
+    return (page_[i] * static_cast<uint32_t>(a_.pages.num_kv_heads) +
+            static_cast<uint32_t>(kv_head_)) *
+               static_cast<uint32_t>(a_.pages.page_tokens) +
+           in_page_[i];
   }
 
   __device__ __forceinline__ void copy_rows(const char* plane, uint32_t slot) {
     const int lane = lane_of_warp();
     const int piece = lane % S::kPieces;
+    uint32_t rows[kLaneKeys];
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) rows[i] = row(i);
     const int first_key = place_in_team() * kKeysAtOnce + lane / S::kPieces;
     const RowPieces to(slot, S::kRowBytes, first_key, piece);
-    const uint32_t first = __shfl_sync(kAllLanes, rows_[0], 0);
+    const uint32_t first = __shfl_sync(kAllLanes, rows[0], 0);
     bool follows = first != kNoRow && a_.pages.head_dim == S::kDim;
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
       follows =
-          follows && rows_[i] == first + static_cast<uint32_t>(i * kWarp + lane % S::kStepKeys);
+          follows && rows[i] == first + static_cast<uint32_t>(i * kWarp + lane % S::kStepKeys);
     }
     // Mostly a step lies in one page and everybody sees it: its rows are one piece of memory.
     if (__all_sync(kAllLanes, follows)) {
@@ -233,7 +213,7 @@ class StrandStream {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const uint32_t row =
-          __shfl_sync(kAllLanes, rows_[i * kStride / kWarp], (first_key + i * kStride) % kWarp);
+          __shfl_sync(kAllLanes, rows[i * kStride / kWarp], (first_key + i * kStride) % kWarp);
       const bool valid = in_row && row != kNoRow;
       copy_async16(to.below(i * kStride, S::kRowBytes),
                    plane + (valid ? std::int64_t{row} * row_bytes + piece * 16 : 0), valid);
@@ -247,8 +227,9 @@ class StrandStream {
 #pragma unroll
     for (int i = 0; i < kLaneKeys; ++i) {
       const int key = i * kWarp + lane_of_warp();
-      const bool valid = rows_[i] != kNoRow;
-      const std::int64_t from = valid ? scale_index(a_.pages.format, rows_[i], kv_head_) : 0;
+      const uint32_t row = this->row(i);
+      const bool valid = row != kNoRow;
+      const std::int64_t from = valid ? scale_index(a_.pages.format, row, kv_head_) : 0;
       if (place_in_team() == 0) copy_async4(to + key, a_.pages.k_scales + from, valid);
       if (place_in_team() == S::kTeam - 1) {
         copy_async4(to + S::kStepKeys + key, a_.pages.v_scales + from, valid);
@@ -258,9 +239,9 @@ class StrandStream {
 
   // All threads of the block bring their share, each when its own ring comes to the span.
   __device__ __forceinline__ void copy_queries() {
-    const Unit& unit = units()[entered_];
+    const Unit& unit = units()[found_];
     const uint32_t queries =
-        shared_address(shared_ + plan_.shared.queries) + query_offset(entered_query_);
+        shared_address(shared_ + plan_.shared.queries) + query_offset(found_query_);
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < plan_.used_columns() * S::kQueryPieces;
          i += S::kThreads) {
@@ -277,18 +258,28 @@ class StrandStream {
     }
   }
 
-  // One more step. The next span is found as early as possible, so that its pages are known when
-  // its first keys are copied; but not before all slots have been filled for the first time.
+  // One more step. Its page table entries are on their way until its keys are copied.
   __device__ __forceinline__ void look_ahead() {
     starts_span_ = false;
     if (!done_) {
       round_ += S::kRoundKeys;
-      keys_before_ += S::kStepKeys;
-      const bool ends = round_ >= end_;
-      if (!knows_next_ && (ends || filled_ >= plan_.slots - 1)) find_span();
-      if (ends) enter_span();
+      if (round_ >= end_) {
+        next_span();
+        starts_span_ = !done_;
+      }
     }
-    has_step_ = !done_ && round_ + strand_of_warp() * S::kStepKeys < end_;
+    const int first = round_ + strand_of_warp() * S::kStepKeys;
+    copies_ = !done_ && first < end_;
+#pragma unroll
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const int index = first + i * kWarp + lane_of_warp() % S::kStepKeys;
+      in_page_[i] = kNoRow;
+      if (!copies_ || index < a_.first_index || index >= end_) continue;
+      const int page = quotient(index, a_.batch.page_tokens);
+      in_page_[i] = static_cast<uint32_t>(index - page * a_.batch.page_tokens);
+      page_[i] = static_cast<uint32_t>(
+          __ldg(a_.batch.page_table + std::int64_t{slot_} * a_.batch.pages_per_sequence + page));
+    }
   }
 
   // Items of one length lie beside each other, the longest first. Every other turn goes through the
@@ -299,67 +290,44 @@ class StrandStream {
     return turns_++ * blocks + place;
   }
 
-  __device__ void find_span() {
+  __device__ void next_span() {
     Unit unit;
     if (spans_left_ > 0) {
       --spans_left_;
       unit = units()[found_];
       ++unit.span;
-    } else if (walk_.find(a_, plan_, next_item(), unit)) {
-      spans_left_ = unit.shared() ? 0 : unit.num_spans - 1;
+    } else {
+      done_ = !walk_.find(a_, plan_, next_item(), unit);
+      if (done_) unit.num_rows = 0;
+      spans_left_ = unit.shared() || done_ ? 0 : unit.num_spans - 1;
+      slot_ = unit.slot;
+      kv_head_ = unit.kv_head;
     }
     found_ = next_place(found_, unit_places(plan_.slots));
+    found_query_ = next_place(found_query_, query_places(plan_.slots));
     __syncwarp();
     if (lane_of_warp() == 0) units()[found_] = unit;
     __syncwarp();
-    knows_next_ = true;
-    // Where nothing was found, no index is below the end.
-    const int key = lane_of_warp() * kLanePageKeys;  // of this strand's
-    const int index = unit.first_key() + key / S::kStepKeys * S::kRoundKeys +
-                      strand_of_warp() * S::kStepKeys + key % S::kStepKeys;
-    if (index < unit.end() && index + kLanePageKeys > a_.first_index) {
-      next_pages_ = page_of(unit.slot, quotient(index, a_.batch.page_tokens));
-    }
-  }
-
-  __device__ __forceinline__ void enter_span() {
-    entered_ = next_place(entered_, unit_places(plan_.slots));
-    entered_query_ = next_place(entered_query_, query_places(plan_.slots));
-    const Unit& unit = units()[entered_];
-    done_ = unit.num_rows == 0;
-    starts_span_ = !done_;
-    slot_ = unit.slot;
-    kv_head_ = unit.kv_head;
     round_ = unit.first_key();
     end_ = unit.end();
-    keys_before_ = 0;
-    pages_ = next_pages_;
-    knows_next_ = false;
   }
 
   const ops::PagedAttentionArgs& a_;
   const GeneratedPlan& plan_;
   char* shared_;
-  // Spans that have been found: the last may be one that no step has been looked ahead to yet.
+  // What is looked ahead to.
   Walk walk_;
   int turns_ = 0;       // items taken so far
+  bool done_ = false;   // there is none
   int spans_left_ = 0;  // of a unit that is not shared
-  bool knows_next_ = false;
-  uint32_t next_pages_ = 0;  // as pages_, of that one
-  // The step that is looked ahead to.
-  bool done_ = false;  // there is none
   int slot_ = 0, kv_head_ = 0;
   int round_ = 0, end_ = 0;  // first key of the strands' steps, and end of their span
-  int keys_before_ = 0;      // of this strand's in the span
-  uint32_t pages_ = 0;       // of every kLanePageKeys of those, in the lanes
   bool starts_span_ = false;
-  bool has_step_ = false;  // this strand
-  // The step whose slots are filled.
-  bool copies_ = false;            // it exists
-  uint32_t rows_[kLaneKeys] = {};  // of key lane, lane + 32, ..; kNoRow where nobody sees it
+  bool copies_ = false;  // this strand has a step
+  uint32_t page_[kLaneKeys] = {}, in_page_[kLaneKeys];
   bool fills_values_ = false;
-  // Places in rings. The first span is number 0.
-  int found_ = -1, entered_ = -1, entered_query_ = -1;
+  // Places in rings. The first span found is number 0.
+  int found_ = -1, found_query_ = -1;
   int filling_ = 0, filling_scales_ = 0;
   int filled_ = 0;  // all of them, once
   // What is worked on.

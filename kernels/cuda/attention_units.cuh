@@ -2,8 +2,6 @@
 // contexts are nor how rows are spread over segments when it enqueues or captures a launch.
 #pragma once
 
-#include <cstdint>
-
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/attention_softmax.cuh"
 
@@ -11,13 +9,12 @@ namespace tandem::cuda {
 
 // What a block works on: some rows of a segment and some heads of a KV head, and one span of their
 // context.
-struct alignas(8) Unit {
+struct alignas(16) Unit {
   int slot = 0;
-  int first_row = 0;          // of the batch
-  int first_position = 0;     // of the first row; rows of a segment are neighbours
-  std::int16_t num_rows = 0;  // 0: there is nothing more to do
-  std::int16_t num_heads = 0;
-  std::int16_t kv_head = 0, first_head = 0;
+  int first_row = 0, num_rows = 0;  // of the batch; 0 rows: there is nothing more to do
+  int first_position = 0;           // of the first of them; rows of a segment are neighbours
+  int kv_head = 0;
+  int first_head = 0, num_heads = 0;
   int first_span = 0, num_spans = 1;
   int span = 0;
   int first_bundle = 0, num_bundles = 0;  // in scratch memory
@@ -91,10 +88,10 @@ class Walk {
       const int head = (heads - kv_head * plan.head_units) * plan.heads_per_unit;
       unit.slot = held(segment.slot);
       unit.first_row = first_row + row;
-      unit.num_rows = static_cast<std::int16_t>(min(plan.rows_per_unit, segment_rows - row));
-      unit.kv_head = static_cast<std::int16_t>(kv_head);
-      unit.first_head = static_cast<std::int16_t>(kv_head * heads_of_kv + head);
-      unit.num_heads = static_cast<std::int16_t>(min(plan.heads_per_unit, heads_of_kv - head));
+      unit.num_rows = min(plan.rows_per_unit, segment_rows - row);
+      unit.kv_head = kv_head;
+      unit.first_head = kv_head * heads_of_kv + head;
+      unit.num_heads = min(plan.heads_per_unit, heads_of_kv - head);
       unit.first_position = start_position + row;
       unit.first_span = first_span;
       unit.num_spans = held(spans);

@@ -426,9 +426,6 @@ TEST(AttentionPlan, FullUnitsFitEveryDevice) {
           EXPECT_EQ(plan.shared.units % 16, 0);
           EXPECT_LT(static_cast<std::size_t>(plan.shared.bytes), device.shared_bytes_per_block);
         }
-        if (element_bytes == 1) continue;  // scales of a full unit of 16 columns take too much
-        const GeneratedPlan plan = plan_generated(size, kHopper);
-        EXPECT_EQ(plan.grid, kHopper.num_processors * generated_blocks(plan.columns));
       }
     }
   }
