@@ -107,7 +107,7 @@ class HeadMixer : HeadBlock<T> {
     head_.loaded.arrive_and_expect(kMixLanesOfColumn * kBytes);
 #pragma unroll 1
     for (int part = 0; part < kMixLanesOfColumn; ++part, from += kLaneKeys * kMixDim) {
-      copy_bytes(from, kBytes, head_.state[part].of, head_.loaded, cache_policy(Keep::kBriefly));
+      copy_bytes(from, kBytes, head_.state[part].of, head_.loaded, read_once_policy());
     }
   }
 

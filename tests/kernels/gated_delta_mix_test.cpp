@@ -216,14 +216,11 @@ TEST(GatedDeltaMix, EqualsTheThreeOperatorsOfManyHeads) {
                                                   {{0, 5}, {4, 0}, {3, 2}, {2, 8}, {1, 3}},
                                                   {{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 1}}};
   for (const auto& [group, dtype] :
-       {std::pair{1, DType::kF32}, {2, DType::kBF16}, {3, DType::kBF16}, {4, DType::kBF16}}) {
+       {std::pair{1, DType::kF32}, {3, DType::kBF16}, {4, DType::kBF16}}) {
     const GdnShape shape{
         .num_k_heads = 60 / group, .num_v_heads = 60 / group * group, .k_dim = 128, .v_dim = 128};
     expect_same_rounds(*backend, {.shape = shape, .dtype = dtype}, rounds);
   }
-  constexpr GdnShape kShape{.num_k_heads = 20, .num_v_heads = 60, .k_dim = 128, .v_dim = 128};
-  expect_same_rounds(*backend, {.shape = kShape, .activation = ops::GateActivation::kSigmoid},
-                     rounds);
 }
 
 // What a backend may refuse to do at once: other heads, other windows, rows that are not aligned.

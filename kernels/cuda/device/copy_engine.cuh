@@ -73,14 +73,12 @@ __device__ __forceinline__ void publish_to_copies() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// How long the second-level cache is to keep what a copy reads. What is read once displaces nothing
-// else there, neither code nor arguments.
-enum class Keep { kAsUsual, kBriefly };
-__device__ __forceinline__ uint64_t cache_policy(Keep keep) {
-  uint64_t usual, brief;
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(usual));
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(brief));
-  return keep == Keep::kBriefly ? brief : usual;
+// For copies of what is read once and not soon again: it is the first to leave the second-level
+// cache, so that it displaces nothing else there, neither code nor arguments.
+__device__ __forceinline__ uint64_t read_once_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
 }
 
 // Bytes side by side, a multiple of 16, from and to addresses that are.
