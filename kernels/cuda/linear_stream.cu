@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(((kCodes ? kStreamCodeWarps : kStreamWarps) + 
   const RingPlan& plan = args.ring;
   const int warp = static_cast<int>(threadIdx.x / kWarp);
   if (warp >= plan.warps) {
-    Producer producer(args, ring, warp - plan.warps);
+    Producer<kCodes> producer(args, ring, warp - plan.warps);
     if (warp == plan.warps) init_barriers(args, ring);
     producer.prefetch_maps();
     copy_links(args, ring);

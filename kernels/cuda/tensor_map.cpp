@@ -36,7 +36,7 @@ CUtensorMap encoded(const void* data, const cuuint64_t (&sizes)[kRank],
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), sizes,
              stride_bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   TANDEM_CHECK(result == CUDA_SUCCESS,
                "tensor map of {} x {} with stride {} at {}, box of {} x {}: error {}", sizes[1],
                sizes[0], stride_bytes[0], data, box[1], box[0], static_cast<int>(result));
