@@ -50,7 +50,8 @@ struct Work {
   __device__ Barrier* passed() const { return ring.passed + number * args.ring.warps; }
   // The norm that this link's output is folded for, or nullptr.
   __device__ const ops::ResidualRmsNormArgs* fold() const {
-    return fold_of(ring.links, args.num_links, number);
+    const Link* next = ring.links + number + 1;
+    return number + 1 < args.num_links && next->is_folded ? &next->norm : nullptr;
   }
   // This warp's copy of the factors of x, or nullptr.
   __device__ float* factors() const {
@@ -166,8 +167,7 @@ __device__ __forceinline__ void consume(const Work& work, int tile, int turn) {
       passed_phase ^= 1;
       if constexpr (S::kIsNibble) tree_place = tree.place_of(first_strand + turn);
       if (first_strand + turn < strands && tree.add(tree_place, sums)) {
-        write_tile(work.link, work.args, ring, lane, sweep, sums, work.factors(), work.fold(),
-                   ring.folds[work.number]);
+        write_tile(work.link, work.args.num_rows, lane, sweep, sums, work.factors(), work.fold());
       }
       if (turns > 1) {
         __syncwarp();
@@ -245,7 +245,6 @@ __device__ __forceinline__ void init_barriers(const Args& args, const Ring& ring
   if (lane < args.num_links) {
     ring.arrived[lane].init(1);
     ring.inputs[lane].init(1);
-    ring.folds[lane].init(kWarp);
   }
   publish_barriers();
   publish_stores();

@@ -113,9 +113,6 @@ RingPlan plan_ring(std::span<const StreamPlan> links, std::span<const ChainLink>
     ring.num_strands += chain[i].order.num_strands() + kStreamSpareStrands;
     ring.stage_bytes = std::max(ring.stage_bytes, link.stage_bytes());
     ring.max_tiles = std::max(ring.max_tiles, link.tiles);
-    if (i + 1 < links.size() && chain[i + 1].has_norm) {
-      ring.fold_outs = std::max(ring.fold_outs, link.sweeps * link.box_rows[0]);
-    }
     turns = std::max(turns, link.turns);
   }
   // A last tile of eight rows reads eight more behind the last stage, for nobody: the tables.
@@ -124,9 +121,9 @@ RingPlan plan_ring(std::span<const StreamPlan> links, std::span<const ChainLink>
                               kLinearTileOuts * kTileRowBytes);
   const std::size_t fixed =
       kTileAlignment + static_cast<std::size_t>(ring.table_bytes) +
-      kBarrierBytes * (2 * kMaxStages + links.size() * static_cast<std::size_t>(warps + 3)) +
-      sizeof(float) * static_cast<std::size_t>(ring.sum_floats + warps * kStreamMaxRows +
-                                               kNormWarps + ring.fold_floats()) +
+      kBarrierBytes * (2 * kMaxStages + links.size() * static_cast<std::size_t>(warps + 2)) +
+      sizeof(float) *
+          static_cast<std::size_t>(ring.sum_floats + warps * kStreamMaxRows + kNormWarps) +
       kTicketBytes * (links.size() + 1);
   const std::size_t room = shared_limit_bytes > fixed ? shared_limit_bytes - fixed : 0;
   ring.stages = static_cast<int>(

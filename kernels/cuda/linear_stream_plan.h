@@ -74,14 +74,11 @@ struct RingPlan {
   int stage_bytes = 0;
   int max_tiles = 0;  // of a link
   int sum_floats = 0;
-  int fold_outs = 0;    // of a block, in a link whose output is folded for the norm of the next
   int num_strands = 0;  // of all links' tables
   int table_bytes = 0;  // links and strands
   std::size_t shared_bytes = 0;
 
   constexpr int threads() const { return 32 * (warps + producers); }
-  // An output's weight, and its residuals in all rows.
-  constexpr int fold_floats() const { return fold_outs * (2 + 8 * row_tiles); }
 };
 
 struct ChainPlan {

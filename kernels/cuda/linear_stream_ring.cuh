@@ -45,13 +45,6 @@ struct alignas(16) Link {
   __device__ bool works() const { return plan.works(static_cast<int>(blockIdx.x)); }
 };
 
-// The norm that the output of link `number` is folded for, or nullptr.
-__device__ __forceinline__ const ops::ResidualRmsNormArgs* fold_of(const Link* links, int num_links,
-                                                                   int number) {
-  const bool folds = number + 1 < num_links && links[number + 1].is_folded;
-  return folds ? &links[number + 1].norm : nullptr;
-}
-
 struct LinkMaps {
   CUtensorMap x;
   CUtensorMap weights[ops::kMaxLinearGroup];
@@ -102,14 +95,11 @@ struct Ring {
   float* sums;              // [levels][tiles][row tiles][4][lanes]
   float* factors;           // [warps][kStreamMaxRows]: row_factors, each warp's copy
   float* norm_sums;         // of the warps that find a row's factor
-  float* fold_weights;      // [fold_outs], 1 + w
-  float* fold_residuals;    // [rows][fold_outs]
   Barrier* filled;          // [stages]
   Barrier* read;            // [stages], by max_tiles
   Barrier* passed;          // [links][tiles][turns]: the tile's sums are this turn's to add to
   Barrier* arrived;         // [links]: the block has come to the gate before x
   Barrier* inputs;          // [links]: all blocks have, x can be read
-  Barrier* folds;           // [links]: what its output is folded with is there
   uint32_t* input_tickets;  // [links], of that gate
   uint32_t* factor_ticket;  // of the chain's first norm
   Strand* strands;          // [links][num_strands + kStreamSpareStrands]
@@ -125,15 +115,12 @@ struct Ring {
     sums = reinterpret_cast<float*>(tables + plan.table_bytes);
     factors = sums + plan.sum_floats;
     norm_sums = factors + plan.warps * kStreamMaxRows;
-    fold_weights = norm_sums + kNormWarps;
-    fold_residuals = fold_weights + 2 * plan.fold_outs;  // an even number
-    filled = reinterpret_cast<Barrier*>(fold_weights + plan.fold_floats());
+    filled = reinterpret_cast<Barrier*>(norm_sums + kNormWarps);
     read = filled + plan.stages;
     passed = read + plan.stages;
     arrived = passed + args.num_links * plan.warps;
     inputs = arrived + args.num_links;
-    folds = inputs + args.num_links;
-    input_tickets = reinterpret_cast<uint32_t*>(folds + args.num_links);
+    input_tickets = reinterpret_cast<uint32_t*>(inputs + args.num_links);
     factor_ticket = input_tickets + args.num_links;
   }
 };
@@ -334,10 +321,6 @@ class Producer {
       for (int n = 0; n < walk.at.stages && !walk.ended(); ++n, walk.next()) {
         if (!has_x && owns(walk.at)) filler.fill_x(walk, strands[walk.strand()]);
       }
-      const auto* fold = number_ == others_ ? fold_of(ring_.links, args_.num_links, i) : nullptr;
-      // The outputs of a first of several sweeps are written while this warp fills the others.
-      const bool folds_soon = link.plan.sweeps > 1;
-      if (fold != nullptr && folds_soon) bring_fold(link, *fold, ring_.folds[i]);
       for (; !walk.ended(); walk.next()) {
         if (!owns(walk.at)) continue;
         const Strand strand = strands[walk.strand()];
@@ -346,43 +329,10 @@ class Producer {
         filler.fill_x(walk, strand);
       }
       end_ = walk.at;
-      // The warps that multiply have a ring's stages to go.
-      if (fold != nullptr && !folds_soon) bring_fold(link, *fold, ring_.folds[i]);
     }
   }
 
  private:
-  // Residuals and weights of the outputs that the block folds.
-  __device__ __forceinline__ void bring_fold(const Link& link, const ops::ResidualRmsNormArgs& norm,
-                                             Barrier& there) const {
-    const int outs = link.plan.sweeps * link.plan.box_rows[0];
-    const int first = (static_cast<int>(blockIdx.x) - link.plan.first_block) * outs;
-    const int count = min(outs, norm.width - first);
-    const int lane = static_cast<int>(threadIdx.x % kWarp);
-    for (int i = lane; i < count; i += kWarp) {
-      ring_.fold_weights[i] = 1.0f + __ldg(norm.weight + first + i);
-    }
-    if (norm.update == ops::ResidualUpdate::kAdd) {
-      constexpr int kAtOnce = 4;
-      for (int begin = lane; begin < count * args_.num_rows; begin += kAtOnce * kWarp) {
-        float residuals[kAtOnce];
-        int places[kAtOnce];
-#pragma unroll
-        for (int n = 0; n < kAtOnce; ++n) {
-          const int i = min(begin + n * kWarp, count * args_.num_rows - 1);
-          const int row = i / count;
-          places[n] = row * args_.ring.fold_outs + i - row * count;
-          // Past the first-level cache: other blocks may have written them in this kernel.
-          residuals[n] = load_past_l1(static_cast<const bf16*>(norm.residual) +
-                                      std::int64_t{row} * norm.width + first + i - row * count);
-        }
-#pragma unroll
-        for (int n = 0; n < kAtOnce; ++n) ring_.fold_residuals[places[n]] = residuals[n];
-      }
-    }
-    there.arrive();
-  }
-
   // Passes the gate for the block. Here, because a warp that multiplies asks for its first scales
   // meanwhile, and nothing is left to fill.
   __device__ __forceinline__ void await_inputs(int link) const {

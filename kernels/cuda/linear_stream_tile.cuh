@@ -291,21 +291,30 @@ __device__ __forceinline__ void for_rows(int num_rows, const Lane<S, kRowTiles>&
 }
 
 // `factors`: of the rows of x, in shared memory; or nullptr. `fold`: the norm that the outputs are
-// folded into the residual stream for, or nullptr; what that takes is in shared memory when
-// `fold_is_there`.
+// folded into the residual stream for; or nullptr.
 template <class S, int kRowTiles>
-__device__ __forceinline__ void write_tile(const Link& link, const Args& args, const Ring& ring,
+__device__ __forceinline__ void write_tile(const Link& link, int num_rows,
                                            const Lane<S, kRowTiles>& lane, int sweep,
                                            const TileSums<kRowTiles>& sums, const float* factors,
-                                           const ops::ResidualRmsNormArgs* fold,
-                                           Barrier& fold_is_there) {
-  if (fold != nullptr) fold_is_there.wait(0);
+                                           const ops::ResidualRmsNormArgs* fold) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const OutputRow row(link, sweep, lane.row(half));
     if (!row.exists) continue;
     const Output& output = link.outputs[row.linear];
-    for_rows(args.num_rows, lane, [&](int r, int i, int x_row) {
+    float more[kRowTiles][2] = {};  // of the residual stream
+    float weight = 0;
+    const bool adds = fold != nullptr && fold->update == ops::ResidualUpdate::kAdd;
+    if (fold != nullptr) {
+      weight = 1.0f + __ldg(fold->weight + row.out);
+      for_rows(num_rows, lane, [&](int r, int i, int x_row) {
+        // Past the first-level cache: other blocks may have written them in this kernel.
+        if (adds)
+          more[r][i] = load_past_l1(static_cast<const bf16*>(fold->residual) +
+                                    std::int64_t{x_row} * fold->width + row.out);
+      });
+    }
+    for_rows(num_rows, lane, [&](int r, int i, int x_row) {
       const float sum = sums.of[r][2 * half + i] * factor_of(factors, x_row);
       const std::int64_t at = x_row * output.y_stride + row.out;
       if (output.y_dtype == DType::kF32) {
@@ -314,13 +323,10 @@ __device__ __forceinline__ void write_tile(const Link& link, const Args& args, c
         store_float(sum, static_cast<bf16*>(output.y) + at);
       }
       if (fold == nullptr) return;
-      const int of_block = sweep * link.plan.box_rows[0] + lane.row(half);
       const std::int64_t to = std::int64_t{x_row} * fold->width + row.out;
-      const bool adds = fold->update == ops::ResidualUpdate::kAdd;
-      const float more = ring.fold_residuals[x_row * args.ring.fold_outs + of_block];
-      const float folded = rounded_to<bf16>(adds ? more + sum : sum);
+      const float folded = rounded_to<bf16>(adds ? more[r][i] + sum : sum);
       store_float(folded, static_cast<bf16*>(fold->residual) + to);
-      store_float(folded * ring.fold_weights[of_block], static_cast<bf16*>(fold->y) + to);
+      store_float(folded * weight, static_cast<bf16*>(fold->y) + to);
     });
   }
 }
