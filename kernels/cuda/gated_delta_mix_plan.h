@@ -2,6 +2,8 @@
 // tested without a GPU.
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/ops/gated_delta_mix.h"
 
 namespace tandem::cuda {
@@ -12,6 +14,9 @@ inline constexpr int kMixDim = kMixBlocks * kMixColumns;  // of keys and of valu
 inline constexpr int kMixMaxGroup = 4;                    // value heads of a key head
 inline constexpr int kMixMaxRows = kMixBlocks;            // of a segment
 inline constexpr int kMixTaps = 4;                        // of the convolution
+
+// Shared memory of a block that works on a strip of BF16 values; the kernel checks it.
+inline constexpr std::size_t kMixStripsBytes = 32 * 1024;
 
 // Otherwise three operators do it.
 bool mixes_at_once(const ops::GatedDeltaMixArgs& args);

@@ -21,6 +21,8 @@ struct StripShared {
   Barrier o_complete;
 };
 
+static_assert(sizeof(StripShared<bf16>) <= kMixStripsBytes);
+
 template <class T, ops::GateActivation kActivation>
 class StripMixer : StripBlock<T> {
   using Base = StripBlock<T>;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/error.h"
+#include "kernels/cuda/gated_delta_mix_plan.h"
 #include "kernels/cuda/rms_norm_rows.h"
 
 namespace tandem::cuda {
@@ -11,19 +13,22 @@ namespace {
 constexpr int kTileRowBytes = 128;
 constexpr int kSwizzleRows = 8;
 constexpr int kTileColumns = 64;
-constexpr int kStagesWanted = 10;  // more, and handing them over bounds the time
+constexpr int kStagesWanted = 10;       // more, and handing them over bounds the time
+constexpr int kOtherBytes = 18 * 1024;  // of tables, sums and barriers, about
 constexpr int kMaxStageChunks = 8;
 constexpr int kStageCopies = 31;  // a warp's lanes each start one, and the last that of x
 constexpr int kMinStages = 4;     // of a link by itself, unless its rows are the fewest
 constexpr int kMinChainStages = 3;
-constexpr int kMaxStages = 16;
-constexpr int kMaxTurns = 4;
+constexpr int kMaxStages = 12;
 constexpr int kManyProcessors = 100;
 constexpr int kLateBlocks = 8;       // at a chain's start
 constexpr int kLateCodeBlocks = 40;  // with codes
+constexpr int kLateCodeBlocksOfManyRows = 24;
 constexpr int kSideBlocks = 4;
 constexpr int kSideShare = 32;  // a side link has at most this part of the other one's outputs
 constexpr std::size_t kTileAlignment = 1024;
+constexpr std::size_t kReservedBytes = 1024;  // that a processor sets aside for each block
+constexpr std::size_t kMixerShare = 6;        // the least part of shared memory that is left for it
 constexpr std::size_t kBarrierBytes = 8;
 constexpr std::size_t kTicketBytes = sizeof(std::uint32_t);
 
@@ -47,8 +52,8 @@ bool is_side_link(std::span<const ChainLink> links, std::size_t i) {
 // start late, when the kernel before leaves their processors (some 5 us on an H200; with codes more
 // of them do); nor has the last one behind a norm, because it finds a row's factor. That takes less
 // time than it saves only where many processors share much bandwidth.
-void choose_blocks(std::span<const ChainLink> links, std::size_t i, bool codes, int num_processors,
-                   StreamPlan& plan) {
+void choose_blocks(std::span<const ChainLink> links, std::size_t i, bool codes, int row_tiles,
+                   int num_processors, StreamPlan& plan) {
   plan.first_block = 0;
   plan.num_blocks = num_processors;
   if (num_processors < kManyProcessors) return;
@@ -60,7 +65,9 @@ void choose_blocks(std::span<const ChainLink> links, std::size_t i, bool codes, 
   } else if (links[i].has_norm) {
     plan.num_blocks -= 1;
   } else if (i == 0 && links.size() > 1) {
-    plan.num_blocks -= codes ? kLateCodeBlocks : kLateBlocks;
+    // With many rows the mixer ends at one time everywhere, and tiles of sums are large.
+    const int late_codes = row_tiles == 1 ? kLateCodeBlocks : kLateCodeBlocksOfManyRows;
+    plan.num_blocks -= codes ? late_codes : kLateBlocks;
   }
 }
 
@@ -168,15 +175,18 @@ ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
     return link.group.front().weight.format != ops::WeightFormat::kBf16;
   });
   const int warps = chain.codes ? kStreamCodeWarps : kStreamWarps;
-  // Some memory is left for the kernel between two chains, so that it can start beside either
-  // (gated_delta_mix_strips.cu takes 32 KB); with codes registers would not do. More than half is
-  // taken in any case: of two blocks on one processor, another one would lack its own.
-  if (!chain.codes) shared_limit_bytes = shared_limit_bytes / 16 * 13;
   const int row_tiles = links.front().group.front().num_rows <= kLinearTileRows ? 1 : 2;
+  // Some memory is left for the kernel between two chains, so that it can start beside either; with
+  // codes registers would not do, and many rows are mixed by blocks that take more. More than half
+  // is taken in any case: of two blocks on one processor, another one would lack its own.
+  const std::size_t mixer_bytes = kMixStripsBytes + kReservedBytes;
+  if (!chain.codes && row_tiles == 1 && shared_limit_bytes >= kMixerShare * mixer_bytes) {
+    shared_limit_bytes -= mixer_bytes;
+  }
   const int x_tile_bytes = row_tiles * kLinearTileRows * kTileRowBytes;
   int first_strand = 0;
   // A stage holds a chunk of the widest link, and of the others as many as fit one of that size.
-  int most_bytes = static_cast<int>(shared_limit_bytes) / kStagesWanted;
+  int most_bytes = (static_cast<int>(shared_limit_bytes) - kOtherBytes) / kStagesWanted;
   for (std::size_t i = 0; i < links.size(); ++i) {
     const auto& group = links[i].group;
     const LinearOrder& order = links[i].order;
@@ -186,7 +196,7 @@ ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
     plan.chunks = static_cast<int>(divide_up(order.strand_columns, plan.chunk_columns));
     plan.first_strand = first_strand;
     first_strand += order.num_strands() + kStreamSpareStrands;
-    choose_blocks(links, i, chain.codes, num_processors, plan);
+    choose_blocks(links, i, chain.codes, row_tiles, num_processors, plan);
     for (;; ++plan.sweeps) {
       place_boxes(group, plan);
       if (plan.tiles > kStreamMaxTiles) continue;
@@ -199,14 +209,27 @@ ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
     }
     most_bytes = std::max(most_bytes, chunk_bytes(plan, x_tile_bytes));
   }
-  // As many turns as leave enough stages.
-  for (int most_turns = kMaxTurns; most_turns > 0; most_turns /= 2) {
+  const auto size = [&](int bytes, int most_turns) {
     for (std::size_t i = 0; i < links.size(); ++i) {
-      size_stages(links[i], warps, x_tile_bytes, most_bytes, most_turns, chain.links[i]);
+      size_stages(links[i], warps, x_tile_bytes, bytes, most_turns, chain.links[i]);
     }
-    chain.ring =
-        plan_ring({chain.links, links.size()}, links, warps, row_tiles, shared_limit_bytes);
-    if (chain.ring.stages >= kMinStages) break;
+    return plan_ring({chain.links, links.size()}, links, warps, row_tiles, shared_limit_bytes);
+  };
+  // As many turns as leave enough stages.
+  int most_turns = kStreamMaxTurns;
+  for (;; most_turns /= 2) {
+    chain.ring = size(most_bytes, most_turns);
+    if (chain.ring.stages >= kMinStages || most_turns == 1) break;
+  }
+  // As large as so many can be: of some links more chunks may fit.
+  if (chain.ring.stages > 0) {
+    const std::size_t rest = shared_limit_bytes > chain.ring.shared_bytes
+                                 ? shared_limit_bytes - chain.ring.shared_bytes
+                                 : 0;
+    const int larger = chain.ring.stage_bytes + static_cast<int>(rest) / chain.ring.stages;
+    const int stages = chain.ring.stages;
+    chain.ring = size(larger, most_turns);
+    TANDEM_CHECK(chain.ring.stages >= stages, "{} stages of {}", chain.ring.stages, stages);
   }
   return chain;
 }

@@ -28,8 +28,10 @@ inline constexpr int kStreamCodeWarps = 18;
 // What a link takes of shared memory besides; the kernel checks it.
 inline constexpr std::size_t kStreamLinkBytes = 592;
 
-// Strands that a link's table in shared memory has room for beyond the last, none of which exists.
-inline constexpr int kStreamSpareStrands = 8;
+// Strands that a link's table in shared memory has room for beyond the last, none of which exists:
+// what warps that take up to four by turns look at, those of the next turn included.
+inline constexpr int kStreamMaxTurns = 4;
+inline constexpr int kStreamSpareStrands = 2 * kStreamMaxTurns - 1;
 
 // Of a weight row in a chunk: 128 bytes, what four lanes load in two steps.
 constexpr int stream_chunk_columns(ops::WeightFormat format) { return 8 * lane_columns(format); }
