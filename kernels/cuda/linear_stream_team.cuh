@@ -46,8 +46,8 @@ class Team {
     }
   }
 
-  // Makes the link's x if nobody has, and tells the producers, which pass the gate; the team may go
-  // ahead.
+  // Makes the link's x if nobody has, comes to the gate behind it and leaves the producers to pass
+  // it; the team may go ahead.
   __device__ __forceinline__ void make_inputs(const Link& link, int number,
                                               const Ring& ring) const {
     Barrier& inputs = ring.inputs[number];

@@ -33,6 +33,8 @@ CUtensorMap encoded(const void* data, const cuuint64_t (&sizes)[kRank],
   cuuint32_t steps[kRank];
   std::fill(std::begin(steps), std::end(steps), 1);
   CUtensorMap map;
+  // Lines of 128 bytes, a box's width: of twice that, the other half waits in the second-level
+  // cache for the next box, and is in the way (steps of BF16 took 1.4 % longer).
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), sizes,
              stride_bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

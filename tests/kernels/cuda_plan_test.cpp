@@ -302,6 +302,17 @@ TEST(StreamPlan, ALayersLinearsStreamAsOneChain) {
         EXPECT_EQ(chain.links[4].works(0), !many);
         EXPECT_EQ(chain.ring.num_strands, strands);
         EXPECT_EQ(chain.ring.stages % turns, 0);
+        if (!many) continue;
+        // What is there of shared memory is used: by stages, or by chunks of them. Beside BF16 a
+        // block of the mixer fits.
+        const ChainPlan start =
+            plan_chain({links.data(), 3}, device.processors, device.shared_bytes);
+        EXPECT_EQ(start.ring.stages, chain.codes ? 8 : 10);
+        EXPECT_GE(chain.ring.stages, 8);
+        EXPECT_GE(chain.links[2].stage_chunks, 2);
+        if (!chain.codes && rows <= 8) {
+          EXPECT_LE(chain.ring.shared_bytes + kMixStripsBytes + 1024, device.shared_bytes);
+        }
       }
     }
   }

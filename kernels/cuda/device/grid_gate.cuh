@@ -18,9 +18,10 @@ namespace tandem::cuda {
 inline constexpr int kGateBits = 16;
 
 // One thread of each block comes, after a barrier of the block: what its threads have written
-// before is seen by whoever has passed. A kernel that may begin before the previous one has ended
-// must have waited for it. `blocks`: if not all come, how many; one of them is the first. Returns a
-// ticket for pass_gate().
+// before is seen by whoever has passed. Counting releases it and passing acquires it; fences beside
+// these would cost a gate another microsecond. A kernel that may begin before the previous one has
+// ended must have waited for it. `blocks`: if not all come, how many; one of them is the first.
+// Returns a ticket for pass_gate().
 __device__ __forceinline__ uint32_t arrive_at_gate(uint32_t* gate, bool is_first, int blocks) {
   const uint32_t weight = is_first ? (1u << kGateBits) - static_cast<uint32_t>(blocks - 1) : 1u;
   return add_in_order(gate, weight);
