@@ -205,7 +205,8 @@ class Filler {
         stages_(ring.stages),
         stage_bytes_(ring_plan.stage_bytes),
         lane_(static_cast<int>(threadIdx.x % kWarp)),
-        policy_(read_once_policy()) {
+        policy_(read_once_policy()),
+        x_policy_(read_by_all_policy()) {
     const StreamPlan& plan = link.plan;
     const int chunk = lane_ / link.num_outputs;
     const int output = lane_ - chunk * link.num_outputs;
@@ -252,7 +253,7 @@ class Filler {
     const int first = strand.begin + walk.strand_stage * span_;
     if (lane_ != kXLane || first >= strand.end) return;
     copy_tiles(*x_map_, first / kTileColumns, stages_ + walk.at.stage * stage_bytes_ + x_to_,
-               filled_[walk.at.stage]);
+               filled_[walk.at.stage], x_policy_);
   }
 
  private:
@@ -262,7 +263,7 @@ class Filler {
   char* stages_;
   int stage_bytes_;
   int lane_;
-  uint64_t policy_;  // of weights
+  uint64_t policy_, x_policy_;
   // What this lane copies of a stage: a chunk of an output.
   int box_, row_, outs_;  // outs_ is 0 for a chunk beyond the stage's
   int span_, column_;     // of a stage; of the chunk, within it

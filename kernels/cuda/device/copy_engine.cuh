@@ -81,6 +81,13 @@ __device__ __forceinline__ uint64_t read_once_policy() {
   return policy;
 }
 
+// Of what all blocks read: the last to leave.
+__device__ __forceinline__ uint64_t read_by_all_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Bytes side by side, a multiple of 16, from and to addresses that are.
 __device__ __forceinline__ void copy_bytes(const void* from, int bytes, void* to, Barrier& barrier,
                                            uint64_t policy) {
@@ -114,11 +121,12 @@ __device__ __forceinline__ void copy_tile(const CUtensorMap& map, int column, in
 
 // The box of a tiles_map() that begins with tile `tile` of row 0.
 __device__ __forceinline__ void copy_tiles(const CUtensorMap& map, int tile, void* to,
-                                           Barrier& barrier) {
+                                           Barrier& barrier, uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-      "%2, %3}], [%4];" ::"r"(shared_address(to)),
-      "l"(reinterpret_cast<uint64_t>(&map)), "r"(0), "r"(tile), "r"(shared_address(&barrier))
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(0), "r"(tile), "r"(shared_address(&barrier)),
+      "l"(policy)
       : "memory");
 }
 
