@@ -67,6 +67,44 @@ std::string Passport::text(std::string_view key) const {
   return std::visit(Printer{}, found->second);
 }
 
+std::string_view exit_status_text(ExitCode code) {
+  switch (code) {
+    case ExitCode::kDone:
+      return "done";
+    case ExitCode::kInternal:
+      return "internal_error";
+    case ExitCode::kConfiguration:
+      return "configuration";
+    case ExitCode::kPrompts:
+      return "prompts";
+    case ExitCode::kDoesNotFit:
+      return "does_not_fit";
+    case ExitCode::kTransport:
+      return "transport";
+    case ExitCode::kRankFailure:
+      return "rank_failure";
+    case ExitCode::kMemoryWatchdog:
+      return "memory_watchdog";
+    case ExitCode::kSomeFailed:
+      return "some_requests_failed";
+    case ExitCode::kInterrupted:
+      return "interrupted";
+  }
+  return "internal_error";
+}
+
+std::string command_line_text() {
+  std::ifstream in("/proc/self/cmdline");
+  std::string text;
+  for (std::string argument; std::getline(in, argument, '\0');) {
+    const bool plain =
+        !argument.empty() && argument.find_first_of(" \t\n'\"\\$") == std::string::npos;
+    if (!text.empty()) text += ' ';
+    text += plain ? argument : fmt::format("'{}'", argument);
+  }
+  return text;
+}
+
 Passport gather_host_passport() {
   Passport p;
   std::vector<std::string> missing;

@@ -10,6 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/exit_code.h"
+
 namespace tandem {
 
 class Passport {
@@ -32,6 +34,12 @@ class Passport {
  private:
   std::map<std::string, Value> values_;
 };
+
+// "done", "internal_error", ...: the exit status as files have it.
+std::string_view exit_status_text(ExitCode code);
+
+// The arguments of this process, those with blanks in quotes; empty if they cannot be read.
+std::string command_line_text();
 
 // Facts of this host and this program: host name, user, CPU, logical CPUs, memory, kernel, OS
 // release, libc, program version, git revision, compiler, flags, HDF5 version, start time (UTC),

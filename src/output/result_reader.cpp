@@ -3,26 +3,13 @@
 #include <charconv>
 #include <string>
 
+#include "output/bench_schema.h"
 #include "output/h5_file.h"
 #include "output/result_schema.h"
 #include "output/table_io.h"
 
 namespace tandem {
 namespace {
-
-void check_version(const H5File& file, const std::filesystem::path& path) {
-  const auto root = file.attributes("/");
-  const auto found = root.find(std::string(schema::kVersionAttribute));
-  const auto* version = found == root.end() ? nullptr : std::get_if<std::int64_t>(&found->second);
-  TANDEM_CHECK(version != nullptr, "the root has no {}", schema::kVersionAttribute);
-  if (*version > schema::kSchemaVersion) {
-    throw Error(ExitCode::kConfiguration,
-                {.what = fmt::format("schema version {}", *version),
-                 .where = path.string(),
-                 .expected = fmt::format("at most {}", schema::kSchemaVersion),
-                 .remedy = "read it with the program that wrote it, or a later one"});
-  }
-}
 
 // Hands each request its piece of a flat dataset.
 template <typename Container, typename Field>
@@ -125,6 +112,13 @@ ResultContents read_result(const std::filesystem::path& path, const ReadOptions&
   return as_file_fault(path, [&] {
     const auto file = H5File::open_for_reading(path);
     check_version(file, path);
+    if (file.exists(schema::kBenchGroup)) {
+      throw Error(ExitCode::kConfiguration,
+                  {.what = "made by tandem bench: no requests in it",
+                   .where = path.string(),
+                   .expected = "a result of tandem run",
+                   .remedy = "print it with tandem report and no other option"});
+    }
     ResultContents out;
     out.file = path;
     read_passports(file, out);

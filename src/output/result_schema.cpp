@@ -1,20 +1,20 @@
 #include "output/result_schema.h"
 
+#include "output/bench_schema.h"
+
 namespace tandem::schema {
+namespace {
+
+template <class Row>
+void add_table(std::vector<DatasetInfo>& all, const Table<Row>& table) {
+  for (auto& info : table_datasets(table)) all.push_back(std::move(info));
+}
+
+}  // namespace
 
 std::vector<DatasetInfo> all_datasets() {
   std::vector<DatasetInfo> all;
-  for_each_table([&all](const auto& table) {
-    for (const auto& column : table.columns) {
-      all.push_back({.path = fmt::format("{}/{}", table.group, column.name),
-                     .type = column_type(column),
-                     .shape = "rows",
-                     .units = std::string(column.units),
-                     .description = std::string(column.description),
-                     .may_miss = column_may_miss(column),
-                     .since = column.since});
-    }
-  });
+  for_each_table([&all](const auto& table) { add_table(all, table); });
   for (const Dataset* flat : kFlatDatasets) {
     all.push_back({.path = std::string(flat->path),
                    .type = flat->type,
@@ -24,6 +24,15 @@ std::vector<DatasetInfo> all_datasets() {
                    .may_miss = flat->may_miss,
                    .since = flat->since});
   }
+  return all;
+}
+
+std::vector<DatasetInfo> all_bench_datasets() {
+  std::vector<DatasetInfo> all;
+  add_table(all, kBenchRanks);
+  add_table(all, kBenchMemory);
+  add_table(all, kBenchGemm);
+  add_table(all, kBenchCollective);
   return all;
 }
 

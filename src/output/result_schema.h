@@ -1,6 +1,7 @@
-// The layout of the result file: every dataset's name, type, units and meaning, once. The writer,
-// the reader, the redaction and results/README.md (by test) all follow these tables. A change of
-// meaning or a removal raises kSchemaVersion; an addition raises it too and says so in `since`.
+// The layout of the result file of a run: every dataset's name, type, units and meaning, once. The
+// writer, the reader, the redaction and results/README.md (by test) all follow these tables. A
+// change of meaning or a removal raises kSchemaVersion; an addition raises it too and says so in
+// `since`.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 
 namespace tandem::schema {
 
-inline constexpr std::int64_t kSchemaVersion = 1;
+inline constexpr std::int64_t kSchemaVersion = 2;
 inline constexpr std::string_view kVersionAttribute = "schema_version";
 inline constexpr std::string_view kFillAttribute = "_FillValue";
 
@@ -343,6 +344,21 @@ struct DatasetInfo {
   bool may_miss = false;
   int since = 1;
 };
+
+template <class Row>
+std::vector<DatasetInfo> table_datasets(const Table<Row>& table) {
+  std::vector<DatasetInfo> all;
+  for (const auto& column : table.columns) {
+    all.push_back({.path = fmt::format("{}/{}", table.group, column.name),
+                   .type = column_type(column),
+                   .shape = "rows",
+                   .units = std::string(column.units),
+                   .description = std::string(column.description),
+                   .may_miss = column_may_miss(column),
+                   .since = column.since});
+  }
+  return all;
+}
 
 std::vector<DatasetInfo> all_datasets();
 

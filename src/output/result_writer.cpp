@@ -25,32 +25,6 @@ namespace {
 // Beside twice the rows themselves: every dataset may move its last chunk once, and metadata grows.
 constexpr std::int64_t kFlushAllowanceBytes = std::int64_t{4} << 20;
 
-std::string_view exit_status(ExitCode code) {
-  switch (code) {
-    case ExitCode::kDone:
-      return "done";
-    case ExitCode::kInternal:
-      return "internal_error";
-    case ExitCode::kConfiguration:
-      return "configuration";
-    case ExitCode::kPrompts:
-      return "prompts";
-    case ExitCode::kDoesNotFit:
-      return "does_not_fit";
-    case ExitCode::kTransport:
-      return "transport";
-    case ExitCode::kRankFailure:
-      return "rank_failure";
-    case ExitCode::kMemoryWatchdog:
-      return "memory_watchdog";
-    case ExitCode::kSomeFailed:
-      return "some_requests_failed";
-    case ExitCode::kInterrupted:
-      return "interrupted";
-  }
-  return "internal_error";
-}
-
 }  // namespace
 
 class ResultWriter::Impl {
@@ -446,7 +420,7 @@ void ResultWriter::Impl::finish(ExitCode exit_code) {
   if (finished_) return;
   TANDEM_CHECK(visible_, "{} was never published", options_.file.string());
   session_.end_utc = utc_now_iso8601();
-  session_.exit_status = exit_status(exit_code);
+  session_.exit_status = exit_status_text(exit_code);
   session_.exit_code = static_cast<std::int64_t>(exit_code);
   try {
     flush(true);

@@ -48,6 +48,20 @@ std::vector<T> or_missing(const std::vector<T>& values, std::size_t tokens, T mi
 
 }  // namespace
 
+void check_version(const H5File& file, const std::filesystem::path& path) {
+  const auto root = file.attributes("/");
+  const auto found = root.find(std::string(schema::kVersionAttribute));
+  const auto* version = found == root.end() ? nullptr : std::get_if<std::int64_t>(&found->second);
+  TANDEM_CHECK(version != nullptr, "the root has no {}", schema::kVersionAttribute);
+  if (*version > schema::kSchemaVersion) {
+    throw Error(ExitCode::kConfiguration,
+                {.what = fmt::format("schema version {}", *version),
+                 .where = path.string(),
+                 .expected = fmt::format("at most {}", schema::kSchemaVersion),
+                 .remedy = "read it with the program that wrote it, or a later one"});
+  }
+}
+
 void create_layout(H5File& file) {
   file.set_attribute("/", schema::kVersionAttribute, schema::kSchemaVersion);
   file.create_group(schema::kPassportGroup);

@@ -2,6 +2,7 @@
 // /tokens, /text and /acceptance hang together.
 #pragma once
 
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,7 +20,17 @@ std::string column_path(const Table<Row>& table, const Column<Row>& column) {
   return fmt::format("{}/{}", table.group, column.name);
 }
 
-// Every dataset of the schema, empty, with its attributes; offsets start with their 0.
+// Throws Error{kConfiguration} if the file is of a later schema version than this program knows.
+void check_version(const H5File& file, const std::filesystem::path& path);
+
+// The datasets of a table, empty, with their attributes.
+template <class Row>
+void create_table(H5File& file, const Table<Row>& table) {
+  for (const auto& info : schema::table_datasets(table)) file.create_dataset(info);
+  file.set_attribute(table.group, "description", std::string(table.description));
+}
+
+// Every dataset of a run's file, empty, with its attributes; offsets start with their 0.
 void create_layout(H5File& file);
 
 template <class Row, class Derived>

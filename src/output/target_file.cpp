@@ -39,16 +39,16 @@ std::string remedy_for(int error) {
   switch (error) {
     case ENOSPC:
     case EDQUOT:
-      return "free space on that file system, or write to another one (output.file)";
+      return "free space on that file system, or write to another one (output.file, --output)";
     case EROFS:
-      return "the file system is read-only: choose another output.file";
+      return "the file system is read-only: choose another output.file or --output";
     case EACCES:
     case EPERM:
-      return "check the permissions of the folder, or choose another output.file";
+      return "check the permissions of the folder, or choose another output.file or --output";
     case EFBIG:
       return "raise the file size limit (ulimit -f), or choose another file system";
     default:
-      return "check the file system, or choose another output.file";
+      return "check the file system, or choose another output.file or --output";
   }
 }
 
@@ -129,7 +129,7 @@ bool FileLock::try_lock() {
           {.what = holder.empty() ? "another process is writing this result"
                                   : fmt::format("process {} is writing this result", holder),
            .where = path_.string(),
-           .remedy = "wait for it to end, or choose another output.file"});
+           .remedy = "wait for it to end, or choose another output.file or --output"});
     }
     // A file system without locks must not keep people from working; say what is lost.
     log_warning("{}: no locking here ({}); do not start a second job on this file", path_.string(),
@@ -161,7 +161,7 @@ TargetFile::TargetFile(std::filesystem::path file, StepHook before_step)
     throw Error(ExitCode::kConfiguration, {.what = "is a folder",
                                            .where = file_.string(),
                                            .expected = "the name of a file to write",
-                                           .remedy = "name a file in output.file"});
+                                           .remedy = "name a file in output.file or --output"});
   }
   const auto folder = file_.has_parent_path() ? file_.parent_path() : std::filesystem::path(".");
   std::filesystem::create_directories(folder, error);

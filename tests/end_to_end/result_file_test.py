@@ -67,7 +67,7 @@ class ResultFileTest(TandemTest):
         page, found = page_datasets(), self.datasets()
         self.assertGreater(len(page), 100)
         self.assertEqual(sorted(page), sorted(found))
-        self.assertEqual(self.f.attrs["schema_version"], 1)
+        self.assertEqual(self.f.attrs["schema_version"], 2)
         for path, (kind, may_miss, units) in page.items():
             d = found[path]
             with self.subTest(path):

@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "output/bench_schema.h"
 #include "output/h5_file.h"
 #include "output/result_writer.h"
 #include "tests/output/sample_records.h"
@@ -27,13 +28,20 @@ std::string page_line(const schema::DatasetInfo& info) {
                      info.description);
 }
 
+// Of both kinds of file.
+std::vector<schema::DatasetInfo> everything() {
+  auto all = schema::all_datasets();
+  for (auto& info : schema::all_bench_datasets()) all.push_back(std::move(info));
+  return all;
+}
+
 TEST(Schema, PageListsEveryDataset) {
   std::set<std::string> page;
   std::istringstream text(testing::read_text(testing::source_dir() / "results/README.md"));
   for (std::string line; std::getline(text, line);) {
     if (line.starts_with("| `/")) page.insert(line);
   }
-  for (const auto& info : schema::all_datasets()) {
+  for (const auto& info : everything()) {
     EXPECT_EQ(page.erase(page_line(info)), 1u) << "results/README.md lacks the line\n"
                                                << page_line(info);
   }
@@ -42,7 +50,7 @@ TEST(Schema, PageListsEveryDataset) {
 
 TEST(Schema, NamesAreUnique) {
   std::set<std::string> seen;
-  for (const auto& info : schema::all_datasets()) {
+  for (const auto& info : everything()) {
     EXPECT_TRUE(seen.insert(info.path).second) << info.path;
     EXPECT_FALSE(info.units.empty()) << info.path;
     EXPECT_FALSE(info.description.empty()) << info.path;
