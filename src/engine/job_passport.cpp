@@ -31,8 +31,18 @@ std::string kv_format_text(ops::KvFormat format) {
 
 }  // namespace
 
-Passport job_passport(const JobDescription& d) {
+Passport ranks_passport(const RankLayout& layout) {
   Passport p = gather_host_passport();
+  p.set("ranks.count", std::int64_t{layout.size});
+  p.set("ranks.map", render_rank_map(layout));
+  p.set("mpi.version", mpi_version_text());
+  p.set("cuda.version", device_library_text());
+  p.set("nccl.version", gpu_collective_library_text());
+  return p;
+}
+
+Passport job_passport(const JobDescription& d) {
+  Passport p = ranks_passport(d.layout);
   const JobConfig& config = d.job.config;
   p.set("job.name", config.job);
   p.set("job.config_yaml", d.job.resolved_yaml);
@@ -60,13 +70,8 @@ Passport job_passport(const JobDescription& d) {
   p.set("checkpoint.files", files);
   p.set("tokenizer.sha256", d.files.tokenizer.sha256());
 
-  p.set("ranks.count", std::int64_t{d.layout.size});
   p.set("ranks.tensor", std::int64_t{d.layout.tensor});
   p.set("ranks.data", std::int64_t{d.layout.data});
-  p.set("ranks.map", render_rank_map(d.layout));
-  p.set("mpi.version", mpi_version_text());
-  p.set("cuda.version", device_library_text());
-  p.set("nccl.version", gpu_collective_library_text());
 
   const auto& shape = d.limits.shape;
   p.set("precision.activations", dtype_name(shape.activations));

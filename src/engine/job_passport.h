@@ -26,6 +26,8 @@ struct JobDescription {
   std::string prompt_file_sha256;
 };
 
+// What every command on ranks knows: the host's facts, the ranks, the libraries between them.
+Passport ranks_passport(const RankLayout& layout);
 Passport job_passport(const JobDescription& description);
 // "transport" and "transport.*": what carries the collectives, with the evidence.
 void add_transport(const TransportEvidence& evidence, Passport& passport);
