@@ -194,6 +194,13 @@ std::string_view format_name(WeightFormat format) {
   TANDEM_CHECK(false, "weight format {}", static_cast<int>(format));
 }
 
+WeightFormat format_named(std::string_view name) {
+  for (const auto& [format, known] : kFormats) {
+    if (known == name) return format;
+  }
+  TANDEM_CHECK(false, "weight format '{}'", name);
+}
+
 std::vector<WeightFormat> supported_formats(const Backend& backend) {
   std::vector<WeightFormat> formats;
   for (const auto& [format, name] : kFormats) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -14,7 +15,7 @@ namespace tandem {
 struct GemmShape {
   std::int64_t out_features = 0;  // N
   std::int64_t in_features = 0;   // K
-  std::string_view name = {};     // "mlp gate, up"; static text
+  std::string name = {};          // "mlp gate, up"
   int most_rows = 1 << 20;        // more are not asked of it: logits are wanted for few rows
 };
 
@@ -39,6 +40,7 @@ class BenchWeights {
 };
 
 std::string_view format_name(ops::WeightFormat format);  // "bf16", "fp8_block", ...
+ops::WeightFormat format_named(std::string_view name);   // its reverse
 // Every format that the backend runs.
 std::vector<ops::WeightFormat> supported_formats(const Backend& backend);
 

@@ -124,6 +124,13 @@ std::string_view collective_name(Collective collective) {
   return collective == Collective::kAllReduce ? "all-reduce" : "all-gather";
 }
 
+Collective collective_named(std::string_view name) {
+  for (const auto collective : {Collective::kAllReduce, Collective::kAllGather}) {
+    if (collective_name(collective) == name) return collective;
+  }
+  TANDEM_CHECK(false, "collective '{}'", name);
+}
+
 double CollectiveBenchResult::bus_bytes_per_s() const {
   const double others = static_cast<double>(num_ranks - 1) / num_ranks;
   return bytes_per_s() * others * (collective == Collective::kAllReduce ? 2 : 1);

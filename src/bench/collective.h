@@ -17,6 +17,7 @@ namespace tandem {
 enum class Collective { kAllReduce, kAllGather };
 
 std::string_view collective_name(Collective collective);  // "all-reduce", "all-gather"
+Collective collective_named(std::string_view name);       // its reverse
 
 struct CollectiveBenchOptions {
   std::int64_t max_bytes = 0;  // 0: 1 GiB on GPUs, 64 MiB on CPUs

@@ -88,6 +88,14 @@ std::string_view traffic_name(MemoryTraffic traffic) {
   return "";
 }
 
+MemoryTraffic traffic_named(std::string_view name) {
+  for (const auto traffic :
+       {MemoryTraffic::kRead, MemoryTraffic::kWrite, MemoryTraffic::kCopy, MemoryTraffic::kAdd}) {
+    if (traffic_name(traffic) == name) return traffic;
+  }
+  TANDEM_CHECK(false, "traffic '{}'", name);
+}
+
 std::int64_t default_sweep_bytes(const Backend& backend) {
   // Many times a cache; on a GPU also many times what it reads while a kernel starts.
   return backend.kind() == BackendKind::kCuda ? std::int64_t{2} << 30 : std::int64_t{256} << 20;

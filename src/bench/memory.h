@@ -31,6 +31,7 @@ struct MemoryBenchResult {
 };
 
 std::string_view traffic_name(MemoryTraffic traffic);  // "read", "write", "copy", "add"
+MemoryTraffic traffic_named(std::string_view name);    // its reverse
 
 std::vector<MemoryBenchResult> run_memory_bench(Backend& backend,
                                                 const MemoryBenchOptions& options);

@@ -27,7 +27,7 @@ ordered_json conditions_json(const char* benchmark, const BenchConditions& c) {
                     {"backend", c.backend},
                     {"groups", c.repeats.groups},
                     {"runs_per_group", c.repeats.runs},
-                    {"statistic", "least of the groups' medians"}};
+                    {"statistic", kBenchStatistic}};
   if (!c.transport.empty()) j["transport"] = c.transport;
   return j;
 }
@@ -35,6 +35,10 @@ ordered_json conditions_json(const char* benchmark, const BenchConditions& c) {
 std::string dump(const ordered_json& j) { return j.dump(2) + "\n"; }
 
 }  // namespace
+
+std::string program_text(std::string_view version, std::string_view git_revision) {
+  return fmt::format("tandem {} ({})", version, git_revision);
+}
 
 std::string conditions_text(const BenchConditions& c) {
   return fmt::format("{}; {}; rank {} of {} on {}{}\nbest of {} medians of {} samples each\n\n",

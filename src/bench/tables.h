@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/collective.h"
@@ -28,6 +29,10 @@ struct GemmBounds {
   ops::MatrixRate matrix;
 };
 
+// How a time follows from its samples.
+inline constexpr std::string_view kBenchStatistic = "least of the groups' medians";
+
+std::string program_text(std::string_view version, std::string_view git_revision);
 std::string conditions_text(const BenchConditions& conditions);
 
 std::string memory_table(const std::vector<MemoryBenchResult>& results);

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "bench/bench_rows.h"
 #include "bench/collective.h"
 #include "parallel/make_device_comm.h"
 
@@ -58,6 +59,39 @@ TEST(CollectiveBench, WrongSumsAreFound) {
            world, *backend, wrong, {.max_bytes = 4096, .repeats = kQuick, .sample_s = 0})) {
     EXPECT_FALSE(r.correct) << collective_name(r.collective) << " of " << r.bytes;
   }
+}
+
+TEST(BenchRows, RowsOfAllRanksComeToRankZeroInOrder) {
+  const HostComm world = HostComm::world();
+  BenchConditions conditions;
+  conditions.rank = world.rank();
+  conditions.num_ranks = world.size();
+  conditions.host = fmt::format("host-{}", world.rank());
+  // Rank r has r rows.
+  const std::vector<MemoryBenchResult> results(
+      static_cast<std::size_t>(world.rank()),
+      {.method = "sweep", .bytes = 7, .seconds = 0.5 + world.rank(), .correct = true});
+  const auto all = gather_contents(world, memory_contents(conditions, results));
+  const auto& rows = std::get<std::vector<BenchMemoryRow>>(all.rows);
+  if (world.rank() != 0) {
+    EXPECT_TRUE(all.ranks.empty() && rows.empty());
+    return;
+  }
+  ASSERT_EQ(all.ranks.size(), static_cast<std::size_t>(world.size()));
+  std::size_t at = 0;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const BenchRankRow& row = all.ranks[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(row.rank, rank);
+    EXPECT_EQ(row.host, fmt::format("host-{}", rank));
+    EXPECT_EQ(row.read_bytes_per_s.has_value(), rank > 0);
+    for (int i = 0; i < rank; ++i, ++at) {
+      ASSERT_LT(at, rows.size());
+      EXPECT_EQ(rows[at].rank, rank);
+      EXPECT_EQ(rows[at].method, "sweep");
+      EXPECT_EQ(rows[at].seconds, 0.5 + rank);
+    }
+  }
+  EXPECT_EQ(at, rows.size());
 }
 
 }  // namespace
