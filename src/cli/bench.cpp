@@ -1,5 +1,6 @@
-// `tandem bench`: the micro-benchmarks on this rank's device, one rank after the other on stdout.
-// Ranks measure at the same time, as they would work at the same time.
+// `tandem bench`: the micro-benchmarks on this rank's device, one rank after the other on stdout,
+// and all ranks in one file where that is asked for. Ranks measure at the same time, as they would
+// work at the same time.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,14 +12,18 @@
 #include "base/build_info.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "bench/bench_rows.h"
 #include "bench/collective.h"
 #include "bench/gemm.h"
 #include "bench/memory.h"
 #include "bench/tables.h"
 #include "cli/commands.h"
 #include "cli/in_mpi.h"
+#include "engine/job_passport.h"
 #include "engine/rank_engine.h"
+#include "kernels/device_sensors.h"
 #include "kernels/ops/matrix_rate.h"
+#include "output/bench_file.h"
 #include "parallel/make_device_comm.h"
 #include "parallel/mpi_env.h"
 #include "parallel/rank_layout.h"
@@ -26,9 +31,11 @@
 namespace tandem {
 namespace {
 
-// Text for stdout, and whether every result was right.
+// Of one rank: text for stdout, rows for the file, and whether every result was right.
 struct BenchReport {
+  BenchConditions conditions;
   std::string text;
+  BenchContents contents;
   bool correct = true;
 };
 
@@ -39,7 +46,7 @@ BackendKind backend_kind(const std::string& name) {
 
 BenchConditions conditions_of(const RankLayout& layout, const Backend& backend,
                               const BenchRepeats& repeats) {
-  return {.program = fmt::format("tandem {} ({})", build_info().version, build_info().git_revision),
+  return {.program = program_text(build_info().version, build_info().git_revision),
           .host = layout.place().host,
           .rank = layout.rank,
           .num_ranks = layout.size,
@@ -49,17 +56,21 @@ BenchConditions conditions_of(const RankLayout& layout, const Backend& backend,
 }
 
 template <class Results, class Correct>
-BenchReport report(std::string text, const Results& results, const Correct& correct) {
-  return {std::move(text), std::all_of(results.begin(), results.end(), correct)};
+BenchReport report(const BenchConditions& conditions, std::string text, BenchContents contents,
+                   const Results& results, const Correct& correct) {
+  return {conditions, std::move(text), std::move(contents),
+          std::all_of(results.begin(), results.end(), correct)};
 }
 
 BenchReport bench_memory(const BenchOptions& options, const RankLayout& layout, Backend& backend) {
   const MemoryBenchOptions memory{.bytes = options.bytes.value_or(0)};
   const auto results = run_memory_bench(backend, memory);
   const auto conditions = conditions_of(layout, backend, memory.repeats);
-  return report(options.json ? memory_json(conditions, results)
+  return report(conditions,
+                options.json ? memory_json(conditions, results)
                              : conditions_text(conditions) + memory_table(results),
-                results, [](const MemoryBenchResult& r) { return r.correct; });
+                memory_contents(conditions, results), results,
+                [](const MemoryBenchResult& r) { return r.correct; });
 }
 
 [[noreturn]] void refuse(const std::string& what, const std::string& expected) {
@@ -129,9 +140,11 @@ BenchReport bench_gemm(const BenchOptions& options, const RankLayout& layout, Ba
                           .matrix = ops::measure_matrix_rate(backend, kMatrixRows)};
   const auto results = run_gemm_bench(backend, gemm);
   const auto conditions = conditions_of(layout, backend, gemm.repeats);
-  return report(options.json ? gemm_json(conditions, results, bounds)
+  return report(conditions,
+                options.json ? gemm_json(conditions, results, bounds)
                              : conditions_text(conditions) + gemm_table(results, bounds),
-                results, [](const GemmBenchResult& r) { return r.correct(); });
+                gemm_contents(conditions, results, bounds), results,
+                [](const GemmBenchResult& r) { return r.correct(); });
 }
 
 BenchReport bench_collective(const BenchOptions& options, const HostComm& world,
@@ -141,16 +154,56 @@ BenchReport bench_collective(const BenchOptions& options, const HostComm& world,
   const auto results = run_collective_bench(world, backend, *comm, collective);
   auto conditions = conditions_of(layout, backend, collective.repeats);
   conditions.transport = comm->transport();
-  auto out = report(options.json ? collective_json(conditions, results)
+  auto out = report(conditions,
+                    options.json ? collective_json(conditions, results)
                                  : conditions_text(conditions) + collective_table(results),
-                    results, [](const CollectiveBenchResult& r) { return r.correct; });
+                    collective_contents(conditions, results), results,
+                    [](const CollectiveBenchResult& r) { return r.correct; });
   if (world.rank() != 0) out.text.clear();  // the same on every rank
   return out;
+}
+
+const char* bench_name(BenchKind kind) {
+  switch (kind) {
+    case BenchKind::kMemory:
+      return "memory";
+    case BenchKind::kGemm:
+      return "gemm";
+    case BenchKind::kCollective:
+      return "collective";
+  }
+  return "";
+}
+
+// What is known before anything is measured; the start time is that of this call.
+Passport start_passport(const RankLayout& layout) {
+  Passport passport = ranks_passport(layout);
+  passport.set("bench.command_line", command_line_text());
+  return passport;
+}
+
+void write_file(BenchFile& file, const BenchOptions& options, const BenchReport& result,
+                BenchContents contents, Backend& backend, ExitCode code) {
+  add_bench(bench_name(options.kind), result.conditions, contents.passport);
+  std::string why;
+  if (const auto sensors = make_device_sensors(backend, why)) {
+    const std::string driver = sensors->driver_version();
+    if (!driver.empty()) contents.passport.set("gpu.driver_version", driver);
+  }
+  file.write(contents, code);
+  fmt::print(stderr, "tandem: results in {}\n", *options.output);
 }
 
 int run_bench(const BenchOptions& options) {
   const HostComm world = HostComm::world();
   const RankLayout layout = agree_rank_layout(world, {});
+  std::unique_ptr<BenchFile> file;  // rank 0
+  Passport passport;
+  world.together([&] {
+    if (!options.output || world.rank() != 0) return;
+    passport = start_passport(layout);
+    file = std::make_unique<BenchFile>(*options.output, options.overwrite);
+  });
   const auto backend = world.together([&] {
     return make_backend(
         backend_kind(options.backend),
@@ -170,7 +223,16 @@ int run_bench(const BenchOptions& options) {
   for (const std::string& text : world.gather(result.text)) std::fputs(text.c_str(), stdout);
   const auto all = world.all_gather(static_cast<char>(result.correct));
   const bool correct = std::all_of(all.begin(), all.end(), [](char c) { return c != 0; });
-  return static_cast<int>(correct ? ExitCode::kDone : ExitCode::kInternal);
+  const ExitCode code = correct ? ExitCode::kDone : ExitCode::kInternal;
+  if (options.output) {
+    std::fflush(stdout);
+    BenchContents contents = gather_contents(world, result.contents);
+    contents.passport = std::move(passport);
+    world.together([&] {
+      if (file) write_file(*file, options, result, std::move(contents), *backend, code);
+    });
+  }
+  return static_cast<int>(code);
 }
 
 }  // namespace

@@ -142,6 +142,10 @@ CLI::App& add_bench_kind(CLI::App& bench, BenchOptions& o, BenchKind kind, const
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   c.add_flag("--json", o.json, "JSON instead of a table");
+  auto* output = c.add_option("--output", o.output,
+                              "Result file (HDF5), beside what is printed; see results/README.md")
+                     ->type_name("FILE.h5");
+  c.add_flag("--overwrite", o.overwrite, "Replace an existing result file")->needs(output);
   c.footer("Exit code 1 when a result was wrong.");
   return c;
 }

@@ -65,6 +65,8 @@ struct BenchOptions {
   std::vector<std::string> shapes;   // "17408x5120"
   std::vector<int> rows;
   bool json = false;
+  std::optional<std::string> output;  // result file, beside what is printed
+  bool overwrite = false;
 };
 
 int run_command(const RunOptions& options);

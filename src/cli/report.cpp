@@ -4,7 +4,9 @@
 #include <iostream>
 
 #include "base/error.h"
+#include "bench/bench_rows.h"
 #include "cli/commands.h"
+#include "output/bench_file.h"
 #include "output/redact.h"
 #include "output/result_reader.h"
 #include "report/methods.h"
@@ -30,6 +32,10 @@ int report_command(const ReportOptions& options) {
 
   std::vector<ResultReport> reports;
   for (const auto& file : options.files) {
+    if (!tables && is_bench_file(file)) {
+      std::cout << contents_text(read_bench_file(file));
+      continue;
+    }
     reports.push_back(make_report(read_result(file, {.steps = true, .samples = true})));
   }
   if (options.csv) print_csv(std::cout, reports);

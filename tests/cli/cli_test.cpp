@@ -109,7 +109,7 @@ TEST(Cli, BenchSaysWhichAndWhatOf) {
   const auto memory = parse_as<BenchOptions>({"bench", "memory"});
   EXPECT_EQ(memory.kind, BenchKind::kMemory);
   EXPECT_EQ(memory.backend, "auto");
-  EXPECT_FALSE(memory.bytes.has_value() || memory.json);
+  EXPECT_FALSE(memory.bytes.has_value() || memory.json || memory.output || memory.overwrite);
   const auto gemm =
       parse_as<BenchOptions>({"bench", "gemm", "--backend", "cpu", "--format", "bf16,nvfp4",
                               "--shape", "64x32", "--rows", "1,16", "--json"});
@@ -122,6 +122,12 @@ TEST(Cli, BenchSaysWhichAndWhatOf) {
   const auto collective = parse_as<BenchOptions>({"bench", "collective", "--max-bytes", "1MiB"});
   EXPECT_EQ(collective.kind, BenchKind::kCollective);
   EXPECT_EQ(collective.bytes, 1 << 20);
+  for (const char* kind : {"memory", "gemm", "collective"}) {
+    const auto o = parse_as<BenchOptions>({"bench", kind, "--output", "o.h5", "--overwrite"});
+    EXPECT_EQ(o.output, "o.h5");
+    EXPECT_TRUE(o.overwrite);
+    EXPECT_THAT(usage_error({"bench", kind, "--overwrite"}), HasSubstr("--output"));
+  }
 }
 
 TEST(Cli, VersionNeedsNoCommand) {
