@@ -19,6 +19,8 @@ def column(dataset):
 def main(source, target):
     figure, (speed, acceptance, split) = plt.subplots(1, 3, figsize=(13, 4), constrained_layout=True)
     with h5py.File(source) as f:
+        if "summary" not in f:
+            sys.exit(f"{source}: not a result of tandem run; print a file of tandem bench with tandem report")
         summary = f["summary"]
         whole = (summary["session"][:] == 0) & (summary["cache"].asstr()[:] == "all")
         level, mean, low, high = (column(summary[k])[whole] for k in

@@ -178,7 +178,7 @@ const char* bench_name(BenchKind kind) {
 // What is known before anything is measured; the start time is that of this call.
 Passport start_passport(const RankLayout& layout) {
   Passport passport = ranks_passport(layout);
-  passport.set("bench.command_line", command_line_text());
+  passport.set("bench.command_line", command_line());
   return passport;
 }
 

@@ -93,16 +93,11 @@ std::string_view exit_status_text(ExitCode code) {
   return "internal_error";
 }
 
-std::string command_line_text() {
+std::vector<std::string> command_line() {
   std::ifstream in("/proc/self/cmdline");
-  std::string text;
-  for (std::string argument; std::getline(in, argument, '\0');) {
-    const bool plain =
-        !argument.empty() && argument.find_first_of(" \t\n'\"\\$") == std::string::npos;
-    if (!text.empty()) text += ' ';
-    text += plain ? argument : fmt::format("'{}'", argument);
-  }
-  return text;
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(in, argument, '\0');) arguments.push_back(argument);
+  return arguments;
 }
 
 Passport gather_host_passport() {

@@ -38,8 +38,8 @@ class Passport {
 // "done", "internal_error", ...: the exit status as files have it.
 std::string_view exit_status_text(ExitCode code);
 
-// The arguments of this process, those with blanks in quotes; empty if they cannot be read.
-std::string command_line_text();
+// This process's program and arguments; empty if they cannot be read.
+std::vector<std::string> command_line();
 
 // Facts of this host and this program: host name, user, CPU, logical CPUs, memory, kernel, OS
 // release, libc, program version, git revision, compiler, flags, HDF5 version, start time (UTC),

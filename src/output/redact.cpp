@@ -5,6 +5,8 @@
 #include <string>
 
 #include "base/error.h"
+#include "output/bench_file.h"
+#include "output/bench_schema.h"
 #include "output/h5_file.h"
 #include "output/result_reader.h"
 #include "output/scrub.h"
@@ -22,6 +24,7 @@ constexpr std::array<std::string_view, 2> kHostKeys = {"host", "ranks.hosts"};
 constexpr std::string_view kUserKey = "user";
 // Lines "rank 0 -> spark1 (pid ...)".
 constexpr std::string_view kRankMapKey = "ranks.map";
+constexpr std::string_view kOutputArgument = "--output";
 
 bool is_host_key(std::string_view key) {
   for (const auto known : kHostKeys) {
@@ -63,7 +66,17 @@ Passport::Value scrub_value(const Scrubber& scrubber, std::string_view key,
   }
   if (const auto* list = std::get_if<std::vector<std::string>>(&value)) {
     std::vector<std::string> clean;
-    for (const auto& item : *list) clean.push_back(scrubber.scrub(item));
+    bool is_file = false;  // behind an argument that names one
+    for (const auto& item : *list) {
+      if (is_file) {
+        clean.emplace_back("<path>");
+      } else if (item.starts_with(kOutputArgument) && item.size() > kOutputArgument.size()) {
+        clean.push_back(std::string(kOutputArgument) + "=<path>");
+      } else {
+        clean.push_back(scrubber.scrub(item));
+      }
+      is_file = item == kOutputArgument;
+    }
     return clean;
   }
   return value;
@@ -90,15 +103,10 @@ void copy_dataset(const H5File& from, H5File& to, const schema::DatasetInfo& inf
   }
 }
 
-}  // namespace
-
-void redact_result(const std::filesystem::path& input, const std::filesystem::path& output) {
-  const auto contents = read_result(input, {});
-  Scrubber scrubber;
-  learn_names(contents.passport, scrubber);
-  for (const auto& [session, passport] : contents.later_passports) learn_names(passport, scrubber);
-  for (const auto& session : contents.sessions) scrubber.add_host(session.host);
-
+// `copy(from, to)` fills the new file.
+template <typename Copy>
+void write_copy(const std::filesystem::path& input, const std::filesystem::path& output,
+                const Copy& copy) {
   TargetFile target(output, {});
   if (target.exists()) {
     throw Error(ExitCode::kConfiguration, {.what = "exists already",
@@ -110,6 +118,45 @@ void redact_result(const std::filesystem::path& input, const std::filesystem::pa
   try {
     const auto from = H5File::open_for_reading(input);
     auto to = H5File::create(target.temporary());
+    copy(from, to);
+    to.set_attribute(schema::kPassportGroup, "redacted", std::int64_t{1});
+    to.close();
+    target.publish();
+  } catch (...) {
+    target.discard();
+    throw;
+  }
+}
+
+void redact_bench_file(const std::filesystem::path& input, const std::filesystem::path& output) {
+  const auto contents = read_bench_file(input);
+  Scrubber scrubber;
+  learn_names(contents.passport, scrubber);
+  for (const auto& rank : contents.ranks) scrubber.add_host(rank.host);
+  write_copy(input, output, [&](const H5File& from, H5File& to) {
+    to.set_attribute("/", schema::kVersionAttribute, schema::kSchemaVersion);
+    copy_attributes(from, to, schema::kPassportGroup, scrubber);
+    for (const auto& info : schema::all_bench_datasets()) {
+      const auto group = info.path.substr(0, info.path.rfind('/'));
+      if (!from.exists(group)) continue;
+      to.create_dataset(info);
+      copy_dataset(from, to, info, scrubber);
+      copy_attributes(from, to, group, scrubber);
+    }
+  });
+}
+
+}  // namespace
+
+void redact_result(const std::filesystem::path& input, const std::filesystem::path& output) {
+  if (is_bench_file(input)) return redact_bench_file(input, output);
+  const auto contents = read_result(input, {});
+  Scrubber scrubber;
+  learn_names(contents.passport, scrubber);
+  for (const auto& [session, passport] : contents.later_passports) learn_names(passport, scrubber);
+  for (const auto& session : contents.sessions) scrubber.add_host(session.host);
+
+  write_copy(input, output, [&](const H5File& from, H5File& to) {
     create_layout(to);
     for (const auto& info : schema::all_datasets()) {
       if (info.path == schema::kProposed.path || info.path == schema::kAccepted.path) {
@@ -124,13 +171,7 @@ void redact_result(const std::filesystem::path& input, const std::filesystem::pa
       copy_attributes(from, to, fmt::format("{}{}", schema::kSessionPassportPrefix, session),
                       scrubber);
     }
-    to.set_attribute(schema::kPassportGroup, "redacted", std::int64_t{1});
-    to.close();
-    target.publish();
-  } catch (...) {
-    target.discard();
-    throw;
-  }
+  });
 }
 
 }  // namespace tandem

@@ -10,6 +10,7 @@
 #include "bench/bench_rows.h"
 #include "output/bench_schema.h"
 #include "output/h5_file.h"
+#include "output/redact.h"
 #include "output/result_reader.h"
 #include "tests/support/test_data.h"
 
@@ -179,6 +180,30 @@ TEST(BenchFile, APathThatCannotBeWrittenIsRefusedAtOnce) {
               ::testing::AllOf(HasSubstr("is a folder"), HasSubstr("--output")));
   testing::write_text(dir / "file", "");
   EXPECT_THAT(refusal(dir / "file/a.h5"), HasSubstr("cannot create the folder"));
+}
+
+TEST(BenchFile, TheRedactedCopyHasNoNames) {
+  const TempDir dir;
+  auto contents = memory_file();
+  contents.passport.set("host", "box");
+  contents.passport.set("user", "ada");
+  contents.passport.set("bench.command_line",
+                        std::vector<std::string>{"/home/ada/tandem", "--output", "adas.h5",
+                                                 "--output=adas.h5", "--overwrite"});
+  contents.ranks[0].host = "box.lab.example";
+  contents.ranks[0].backend = "cpu of ada, on box";
+  write(dir / "a.h5", contents);
+  redact_result(dir / "a.h5", dir / "b.h5");
+  const auto bytes = testing::read_text(dir / "b.h5");
+  for (const char* secret : {"box", "ada"}) EXPECT_EQ(bytes.find(secret), std::string::npos);
+  const auto copy = read_bench_file(dir / "b.h5");
+  EXPECT_EQ(copy.passport.text("redacted"), "1");
+  EXPECT_EQ(copy.passport.text("bench.command_line"),
+            "<path>, --output, <path>, --output=<path>, --overwrite");
+  const auto& rows = std::get<std::vector<BenchMemoryRow>>(copy.rows);
+  ASSERT_EQ(rows.size(), kMemory.size());
+  EXPECT_EQ(rows[0].seconds, kMemory[0].seconds);
+  EXPECT_THAT(contents_text(copy), HasSubstr("<host>"));
 }
 
 TEST(BenchFile, WithoutWriteNothingIsLeft) {
