@@ -65,6 +65,7 @@ class ResultFileTest(TandemTest):
 
     def test_page_and_file_agree(self):
         page, found = page_datasets(), self.datasets()
+        page = {path: entry for path, entry in page.items() if not path.startswith("/bench/")}
         self.assertGreater(len(page), 100)
         self.assertEqual(sorted(page), sorted(found))
         self.assertEqual(self.f.attrs["schema_version"], 2)
