@@ -1,8 +1,10 @@
-// Rounds of a Gated DeltaNet layer of many sequences (gated_delta_mix.cuh). What counts is that
-// memory never pauses: a block works on one value head, whose state the copy engine brings in one
-// piece, 64 KB that need neither registers nor first-level cache while they are under way, and two
-// blocks share a processor, one of which loads while the other computes. The blocks of a key head
-// are a cluster.
+// Rounds of a Gated DeltaNet layer of many sequences (gated_delta_mix.cuh). A block works on one
+// value head, whose state the copy engine brings in one piece, 64 KB that need neither registers
+// nor first-level cache while they are under way, and two blocks share a processor, one of which
+// loads while the other computes. The blocks of a key head are a cluster.
+//
+// What bounds it: on an H200, 16 sequences are three turns of such blocks, of 8 us each that are
+// latencies of their own, whether or not states are read and written.
 #include "kernels/cuda/gated_delta_mix.cuh"
 #include "kernels/cuda/gated_delta_mix_kernels.h"
 

@@ -14,7 +14,7 @@ namespace tandem::cuda {
 // that a block needs is asked for at once, as soon as it knows its segment.
 void gated_delta_mix_strips(const CudaBackend& backend, const ops::GatedDeltaMixArgs& args);
 
-// That of many takes as long as memory takes to read and write their states.
+// That of many moves much memory: states are to be under way while other blocks compute.
 void gated_delta_mix_heads(const CudaBackend& backend, const ops::GatedDeltaMixArgs& args);
 std::size_t mix_heads_shared_bytes(DType dtype);  // of a block
 

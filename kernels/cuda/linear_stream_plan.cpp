@@ -65,7 +65,7 @@ void choose_blocks(std::span<const ChainLink> links, std::size_t i, bool codes, 
   } else if (links[i].has_norm) {
     plan.num_blocks -= 1;
   } else if (i == 0 && links.size() > 1) {
-    // With many rows the mixer ends at one time everywhere, and tiles of sums are large.
+    // With many rows sums take memory that stages want: more blocks, fewer tiles in each.
     const int late_codes = row_tiles == 1 ? kLateCodeBlocks : kLateCodeBlocksOfManyRows;
     plan.num_blocks -= codes ? late_codes : kLateBlocks;
   }
@@ -222,13 +222,9 @@ ChainPlan plan_chain(std::span<const ChainLink> links, int num_processors,
     if (chain.ring.stages >= kMinStages || most_turns == 1) break;
   }
   // As large as so many can be: of some links more chunks may fit.
-  if (chain.ring.stages > 0) {
-    const std::size_t rest = shared_limit_bytes > chain.ring.shared_bytes
-                                 ? shared_limit_bytes - chain.ring.shared_bytes
-                                 : 0;
-    const int larger = chain.ring.stage_bytes + static_cast<int>(rest) / chain.ring.stages;
-    const int stages = chain.ring.stages;
-    chain.ring = size(larger, most_turns);
+  if (const int stages = chain.ring.stages; stages > 0) {
+    const auto rest = static_cast<int>(shared_limit_bytes - chain.ring.shared_bytes);
+    chain.ring = size(chain.ring.stage_bytes + rest / stages, most_turns);
     TANDEM_CHECK(chain.ring.stages >= stages, "{} stages of {}", chain.ring.stages, stages);
   }
   return chain;
